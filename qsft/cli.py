@@ -1,0 +1,61 @@
+"""The `qsft` command: a list of commands, each a module of qsft/commands/. No logic here.
+
+A command's module imports only the standard library at the top, so that `qsft --help` does not import torch.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from qsft import __version__
+
+# The order in which `qsft --help` lists them: what a newcomer types first stands first.
+COMMANDS = ("demo", "targets", "train", "plan", "cache", "eval", "compare", "sweep", "curate", "explore")
+
+ABOUT = """\
+qsft: supervised fine-tuning as target distribution design.
+
+  Q = γ·δ_y + (1−γ)·π̃      which distribution should the model match at every token?
+"""
+
+FIRST_STEPS = """\
+type first:
+  qsft demo                                  the paper's effect in minutes on a laptop CPU, no download
+  qsft targets                               every published variant as a choice of (γ, π̃)
+  qsft train numina_qwen_math_1p5b --dry_run what a recipe would do
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of `qsft` with all its commands."""
+    parser = argparse.ArgumentParser(
+        prog="qsft", description=ABOUT, epilog=FIRST_STEPS, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"qsft {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in COMMANDS:
+        import_module(f"qsft.commands.{command}").register(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code says whether it did what was asked."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return 0
+    if rest and not getattr(args, "takes_overrides", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args.overrides = rest
+    try:
+        return int(args.run(args) or 0)
+    except (ValueError, FileNotFoundError, OSError) as error:
+        # A message that says what, why and what to do needs no traceback above it.
+        print(f"qsft: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One module per command of `qsft`: arguments at the top, imports inside, the work in the rooms."""

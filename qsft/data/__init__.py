@@ -1,0 +1,1 @@
+"""From a hub data set to input_ids and labels."""

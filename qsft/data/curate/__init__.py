@@ -1,0 +1,1 @@
+"""Methods that rewrite the demonstrations: a data set in, a data set out."""

@@ -1,0 +1,1 @@
+"""Average@n one can trust: tasks, sampling, grading, reports."""

@@ -1,0 +1,1 @@
+"""Pictures as self-contained HTML pages."""

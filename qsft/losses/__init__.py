@@ -1,0 +1,1 @@
+"""From a target Q to a number and a gradient."""

@@ -1,0 +1,1 @@
+"""The maths: which distribution Q should the model match? Imports torch only."""

@@ -1,0 +1,175 @@
+"""TokenView: all that a target may look at, for N label tokens at once.
+
+Sizes: N label tokens, V vocabulary, K teacher slots. `logp` is normalised, `logits` never is.
+Everything here is read without gradient; a target decides where to go, not how to get there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+TensorMap = Callable[[Tensor], Tensor]
+EMPTY = float("-inf")  # the log-prob of a teacher slot that holds nothing
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The teacher's K most likely tokens at N positions, with log-probs normalised over its *full* vocabulary.
+
+    `label_logp` is the teacher's log-prob of the observed token (also when it is outside the top-k).
+    Empty slots have logp = −inf; their id is never used.
+    """
+
+    ids: Int[Tensor, "N K"]
+    logps: Float[Tensor, "N K"]
+    label_logp: Float[Tensor, " N"] | None = None
+
+    @cached_property
+    def live(self) -> Bool[Tensor, "N K"]:
+        """Which slots hold a token."""
+        return self.logps > EMPTY
+
+    @cached_property
+    def empty(self) -> Bool[Tensor, " N"]:
+        """Positions at which the teacher says nothing: the residual falls back to the student itself."""
+        return ~self.live.any(dim=-1)
+
+    @cached_property
+    def log_tail(self) -> Float[Tensor, " N"]:
+        """log of the teacher's mass outside its slots."""
+        return log_complement(self.logps.logsumexp(dim=-1))
+
+    def __getitem__(self, rows: slice | Tensor) -> "TopK":
+        label_logp = None if self.label_logp is None else self.label_logp[rows]
+        return TopK(self.ids[rows], self.logps[rows], label_logp)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "TopK":
+        """The same slots on `device`, ids as int64 and log-probs as `dtype`."""
+        label_logp = None if self.label_logp is None else self.label_logp.to(device, dtype)
+        return TopK(self.ids.to(device, torch.int64), self.logps.to(device, dtype), label_logp)
+
+    def within(self, vocab_size: int) -> "TopK":
+        """The slots a head with `vocab_size` rows can express; the others are emptied and the rest renormalised.
+
+        Qwen heads of 151,936 and 152,064 rows share one tokenizer: only padding rows differ.
+        """
+        outside = self.live & (self.ids >= vocab_size)
+        if not bool(outside.any()):
+            return self
+        lost = self.logps.masked_fill(~outside, EMPTY).logsumexp(dim=-1, keepdim=True)
+        logps = self.logps.masked_fill(outside, EMPTY) - log_complement(lost)
+        return replace(self, ids=self.ids.masked_fill(outside, 0), logps=logps)
+
+
+@dataclass(frozen=True)
+class Full:
+    """The teacher's whole distribution at N positions (a live teacher): nothing is truncated, the tail is empty."""
+
+    logps: Float[Tensor, "N V"]
+    label_logp: Float[Tensor, " N"] | None = None
+
+    def __getitem__(self, rows: slice | Tensor) -> "Full":
+        return Full(self.logps[rows], None if self.label_logp is None else self.label_logp[rows])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Full":
+        """The same distribution on `device` as `dtype`."""
+        label_logp = None if self.label_logp is None else self.label_logp.to(device, dtype)
+        return Full(self.logps.to(device, dtype), label_logp)
+
+    def within(self, vocab_size: int) -> "Full":
+        """The distribution over a head of `vocab_size` rows: cut and renormalised, or padded with empty slots."""
+        size = self.logps.shape[-1]
+        if size > vocab_size:
+            return replace(self, logps=self.logps[:, :vocab_size].log_softmax(dim=-1))
+        if size < vocab_size:
+            return replace(self, logps=torch.nn.functional.pad(self.logps, (0, vocab_size - size), value=EMPTY))
+        return self
+
+
+@dataclass(frozen=True)
+class SideInputs:
+    """What some rows need beyond logits and teacher, one value per label token (each optional).
+
+    ref_logp    log-prob of the label under the reference model (iw_sft)
+    old_logp    log-prob of the label under the old policy (psft)
+    weight      a fixed weight per token, equal within a document (iw_sft)
+    critical    1 where the token is critical (cft)
+    document    index of the document the token belongs to (iw_sft)
+    vocab_size  rows of the head that are real tokens (label_smoothing)
+    """
+
+    ref_logp: Float[Tensor, " N"] | None = None
+    old_logp: Float[Tensor, " N"] | None = None
+    weight: Float[Tensor, " N"] | None = None
+    critical: Bool[Tensor, " N"] | Int[Tensor, " N"] | Float[Tensor, " N"] | None = None
+    document: Int[Tensor, " N"] | None = None
+    vocab_size: int | None = None
+
+    def map(self, move: "TensorMap") -> "SideInputs":
+        """The same inputs with `move` applied to every tensor."""
+        tensors = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
+
+    def __getitem__(self, rows: slice | Tensor) -> "SideInputs":
+        return self.map(lambda value: value[rows])
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """N label tokens as a target sees them: the student's logits, the label, the teacher, the side inputs."""
+
+    logits: Float[Tensor, "N V"]
+    labels: Int[Tensor, " N"]
+    lse: Float[Tensor, " N"]
+    teacher: TopK | Full | None = None
+    side: SideInputs = SideInputs()
+
+    @classmethod
+    def of(
+        cls,
+        logits: Float[Tensor, "N V"],
+        labels: Int[Tensor, " N"],
+        teacher: TopK | Full | None = None,
+        side: SideInputs | None = None,
+    ) -> "TokenView":
+        """The view of full logits; the fused head, which has the log-sum-exp already, builds it directly."""
+        return cls(logits, labels, logits.logsumexp(dim=-1), teacher, side or SideInputs())
+
+    @cached_property
+    def label_logp(self) -> Float[Tensor, " N"]:
+        """log p_y: the student's log-prob of the observed token."""
+        return self.logp_at(self.labels[:, None])[:, 0]
+
+    def logp_at(self, ids: Int[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+        """log p of the tokens `ids`; z − lse never underflows."""
+        return self.logits.gather(-1, ids) - self.lse[:, None]
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head that are real tokens: heads are often padded beyond the tokenizer."""
+        return self.side.vocab_size or self.logits.shape[-1]
+
+    def need(self, name: str, reader: str, remedy: str) -> Tensor:
+        """The side input `name`, or an error that says who reads it and how to provide it."""
+        value: Tensor | None = getattr(self.side, name)
+        if value is None:
+            raise ValueError(f"{reader} reads the side input {name!r}, which was not given. {remedy}")
+        return value
+
+    def need_teacher(self, reader: str) -> TopK | Full:
+        """The teacher, or an error that says how to provide one."""
+        if self.teacher is None:
+            raise ValueError(
+                f"{reader} reads a teacher, but none was given. Pass `teacher=TopK(ids, logps)` to the loss, or to the "
+                "trainer `teacher=` a cache directory, a model id or a model; `qsft cache build` makes a cache."
+            )
+        return self.teacher
+
+
+def log_complement(log_mass: Tensor) -> Tensor:
+    """log(1 − exp(log_mass)); the input is clamped below 0 because sums of rounded log-probs may reach it."""
+    return torch.log(-torch.expm1(log_mass.clamp(max=-1e-7)))

@@ -111,8 +111,8 @@ class SideInputs:
 
     def map(self, move: "TensorMap") -> "SideInputs":
         """The same inputs with `move` applied to every tensor."""
-        tensors = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
+        moved = {name: move(value) if isinstance(value, Tensor) else value for name, value in vars(self).items()}
+        return SideInputs(**moved)
 
     def __getitem__(self, rows: slice | Tensor) -> "SideInputs":
         return self.map(lambda value: value[rows])

@@ -1,0 +1,51 @@
+"""`qsft targets`: the table of rows."""
+
+import argparse
+
+EXAMPLES = """\
+examples:
+  qsft targets               the table
+  qsft targets target        one row with its formula
+  qsft targets --markdown    the table as the README has it
+"""
+
+
+def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `qsft targets`."""
+    parser = commands.add_parser(
+        "targets",
+        help="every published variant as a choice of (γ, π̃)",
+        description="The table of named targets, or one of them in full.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", help="a row, to see it in full")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was asked for."""
+    from qsft.targets import table
+
+    if args.name:
+        print(table.describe(args.name))
+    elif args.markdown:
+        print(table.markdown())
+    else:
+        _print_table()
+    return 0
+
+
+def _print_table() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from qsft.targets.table import COLUMNS, entries
+
+    grid = Table(title="Q = γ·δ_y + (1−γ)·π̃", caption="qsft targets NAME shows one row with its formula")
+    for column in COLUMNS:
+        grid.add_column(column, no_wrap=column == "name")
+    for e in entries():
+        grid.add_row(*e.cells)
+    Console().print(grid)

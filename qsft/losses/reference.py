@@ -1,0 +1,47 @@
+"""The specification: dense CE(Q, p) with plain autograd, in the dtype given. Slow, obvious; the fast path must agree."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Target
+from qsft.targets.view import Full, SideInputs, TokenView, TopK
+
+IGNORED = -100
+
+
+def target_loss(
+    logits: Float[Tensor, "N V"],
+    labels: Int[Tensor, " N"],
+    target: Target | LossTarget,
+    teacher: TopK | Full | None = None,
+    *,
+    side: SideInputs | None = None,
+) -> Float[Tensor, ""]:
+    """Σ over label tokens of scale·CE(Q, p); labels of −100 are left out.
+
+    The value is scale·(γ·CE(δ, p) + Σ mass·CE(R, p)) over the terms that are not the student itself; the gradient is
+    scale·(p − Q). Teacher and side inputs have one row per row of `logits`.
+
+    >>> import torch
+    >>> from qsft.targets.zoo import make_target
+    >>> z, y = torch.zeros(2, 4), torch.tensor([1, -100])
+    >>> round(target_loss(z, y, make_target("sft")).item(), 4)   # ln 4
+    1.3863
+    """
+    keep = labels != IGNORED
+    logits, labels = logits[keep], labels[keep]
+    teacher = None if teacher is None else teacher[keep].to(logits.device, logits.dtype).within(logits.shape[-1])
+    side = (side or SideInputs())[keep]
+    fixed = TokenView.of(logits.detach(), labels, teacher, side)
+    q = target(
+        TokenView(fixed.logits, labels, fixed.lse, teacher, target.prepare(side, teacher, lambda: fixed.label_logp))
+    )
+    view = TokenView.of(logits, labels)
+    per_token = torch.zeros_like(view.lse)
+    for mass, dist in q.terms:
+        per_token = per_token + torch.where(mass == 0, 0.0, mass * dist.cross_entropy(view))
+    if q.value is not None:
+        per_token = per_token + (q.value - per_token).detach()
+    return (q.scale * per_token).sum()

@@ -1,0 +1,27 @@
+"""Hyper-parameters out of range are refused when a target is made, not after an hour of training."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def check_range(name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False) -> None:
+    """Raise unless low ≤ value ≤ high (low < value when `open_low`); the message names the allowed range."""
+    if (value > low if open_low else value >= low) and value <= high:
+        return
+    left = "(" if open_low else "["
+    right = "∞)" if high == float("inf") else f"{high:g}]"
+    raise ValueError(f"{name} = {value!r} is out of range: allowed is {left}{low:g}, {right}.")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless value is one of `choices`."""
+    if value not in choices:
+        raise ValueError(
+            f"{name} = {value!r} is not one of {', '.join(map(repr, choices))}.{did_you_mean(value, choices)}"
+        )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' for a misspelt word, or nothing."""
+    close = get_close_matches(word, list(known), n=2)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -1,0 +1,209 @@
+"""The π̃ axis: where the rest of the mass goes.
+
+A residual is any callable `view -> [(share[N], Dist), …]`; a single Dist or a dense tensor [N, V] is taken too.
+A teacher truncated to its top-k leaves open what happens outside its support S; the rule has a name:
+
+    drop    R lives on S only, renormalised there
+    ghost   one more bucket for everything outside S, spread as the student spreads it
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from qsft.targets.checks import check_choice, check_range
+from qsft.targets.dist import Dense, Dist, Ghost, Sparse, Student, Uniform
+from qsft.targets.view import EMPTY, Full, TokenView, TopK
+
+Terms = list[tuple[Tensor, Dist]]
+TAILS = ("drop", "ghost")
+FORMS = ("geometric", "reward")
+
+
+@dataclass(frozen=True)
+class SelfPrior:
+    """π̃ = π_θ: leave the model where it is. Zero gradient."""
+
+    formula: ClassVar[str] = "π_θ"
+
+    def __call__(self, view: TokenView) -> Terms:
+        """All of it on the student."""
+        return [(torch.ones_like(view.lse), Student())]
+
+
+@dataclass(frozen=True)
+class UniformPrior:
+    """π̃ = 1/V over the real vocabulary: mass on a head's padding rows would be a bug."""
+
+    formula: ClassVar[str] = "1/V"
+
+    def __call__(self, view: TokenView) -> Terms:
+        """All of it spread evenly."""
+        return [(torch.ones_like(view.lse), Uniform(view.vocab_size))]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """π̃ = π_T, at a temperature (log-probs/T renormalised on the support; T ≠ 1 only with drop)."""
+
+    tail: str = "drop"
+    temperature: float = 1.0
+    needs: ClassVar[frozenset[str]] = frozenset({"teacher"})
+
+    def __post_init__(self) -> None:
+        check_choice("tail", self.tail, TAILS)
+        check_range("temperature", self.temperature, 0.0, open_low=True)
+        if self.temperature != 1.0 and self.tail == "ghost":
+            raise ValueError(
+                'temperature ≠ 1 needs tail="drop": a tempered teacher\'s mass outside its top-k is not known.'
+            )
+
+    def __call__(self, view: TokenView) -> Terms:
+        """The teacher's distribution under the tail rule."""
+        teacher = view.need_teacher("this target")
+        if isinstance(teacher, Full):
+            return [(torch.ones_like(view.lse), Dense((teacher.logps / self.temperature).softmax(dim=-1)))]
+        if self.tail == "ghost":
+            return with_ghost(view, teacher, teacher.logps, teacher.log_tail)
+        return on_support(teacher, teacher.logps / self.temperature)
+
+    @property
+    def formula(self) -> str:
+        """The teacher, with its temperature."""
+        return "π_T" if self.temperature == 1.0 else f"π_T^(1/{self.temperature:g})"
+
+
+@dataclass(frozen=True)
+class Guided:
+    """π̃ ∝ π_θ^(1−η)·π_T^η (geometric) or π_θ·π_T^η (reward): the student, pulled towards the teacher.
+
+    η = 0 is the student itself (the p-loss), not the student cut down to the teacher's support.
+    """
+
+    eta: float = 0.5
+    tail: str = "drop"
+    form: str = "geometric"
+    needs: ClassVar[frozenset[str]] = frozenset({"teacher"})
+
+    def __post_init__(self) -> None:
+        check_choice("tail", self.tail, TAILS)
+        check_choice("form", self.form, FORMS)
+        check_range("eta", self.eta, 0.0, 1.0 if self.form == "geometric" else float("inf"))
+        if self.tail == "ghost" and self.form == "reward":
+            raise ValueError(
+                'tail="ghost" is exact for form="geometric" only (the reward form\'s tail is ∝ p^(1+η), which no '
+                'single bucket describes). Use tail="drop" or form="geometric".'
+            )
+
+    @property
+    def powers(self) -> tuple[float, float]:
+        """The exponents of student and teacher."""
+        return (1.0 - self.eta if self.form == "geometric" else 1.0), self.eta
+
+    def __call__(self, view: TokenView) -> Terms:
+        """The guided residual under the tail rule, in log space throughout."""
+        if self.eta == 0.0:
+            return SelfPrior()(view)
+        teacher = view.need_teacher("this target")
+        if isinstance(teacher, Full):
+            return [(torch.ones_like(view.lse), Dense(self._dense(view, teacher)))]
+        log_weights = self._blend(view.logp_at(teacher.ids), teacher.logps)
+        if self.tail == "drop":
+            return on_support(teacher, log_weights)
+        ghost = Ghost.outside(view, teacher.ids, teacher.live)
+        return with_ghost(view, teacher, log_weights, self._blend(ghost.p_tail.log(), teacher.log_tail), ghost)
+
+    def _blend(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """a·log p + b·log t; a student power of 0 leaves log p out, since 0·−inf is NaN."""
+        a, b = self.powers
+        return b * teacher if a == 0.0 else a * student + b * teacher
+
+    def _dense(self, view: TokenView, teacher: Full) -> Float[Tensor, "N V"]:
+        a, b = self.powers
+        return torch.add(b * teacher.logps, view.logits, alpha=a).softmax(dim=-1)
+
+    @property
+    def formula(self) -> str:
+        """The two powers."""
+        a, b = self.powers
+        if b == 0.0:
+            return "π_θ"
+        student = "" if a == 0.0 else ("π_θ·" if a == 1.0 else f"π_θ^{a:g}·")
+        return f"∝ {student}" + ("π_T" if b == 1.0 else f"π_T^{b:g}")
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """p − q with q = softmax(z/β): GEM's residual, whose masses sum to 0.
+
+    link="logsigmoid" weighs q by σ(0.01·(z − z_y)).
+    """
+
+    beta: float = 0.7
+    link: str = "linear"
+
+    def __post_init__(self) -> None:
+        check_range("beta", self.beta, 0.0, open_low=True)
+        check_choice("link", self.link, ("linear", "logsigmoid"))
+
+    def weights(self, view: TokenView) -> Float[Tensor, "N V"]:
+        """q, or u = q·σ(0.01·(z − z_y))."""
+        q = (view.logits / self.beta).softmax(dim=-1)
+        if self.link == "linear":
+            return q
+        margin = view.logits - view.logits.gather(-1, view.labels[:, None])
+        return q.mul_(margin.mul_(0.01).sigmoid_())
+
+    def __call__(self, view: TokenView) -> Terms:
+        """p with mass 1, q (or u/Σu) with mass −1."""
+        weights = self.weights(view)
+        if self.link == "logsigmoid":
+            weights = weights.div_(weights.sum(dim=-1, keepdim=True))
+        one = torch.ones_like(view.lse)
+        return [(one, Student()), (-one, Dense(weights))]
+
+    @property
+    def formula(self) -> str:
+        """The difference."""
+        return f"π_θ − softmax(z/{self.beta:g})" + ("" if self.link == "linear" else "·σ")
+
+
+@dataclass(frozen=True)
+class LinkMass:
+    """scale = A = Σ_v u_v of GEM's logsigmoid link."""
+
+    residual: Tempered
+    formula: ClassVar[str] = "Σu"
+
+    def __call__(self, view: TokenView) -> Float[Tensor, " N"]:
+        """A."""
+        return self.residual.weights(view).sum(dim=-1)
+
+
+def on_support(teacher: TopK, log_weights: Float[Tensor, "N K"]) -> Terms:
+    """`drop`: softmax of `log_weights` over the live slots; a position without any falls back to the student."""
+    empty = teacher.empty.to(log_weights.dtype)
+    probs = log_weights.masked_fill(~teacher.live, EMPTY).masked_fill(teacher.empty[:, None], 0.0).softmax(dim=-1)
+    return [(1.0 - empty, Sparse(teacher.ids, probs)), (empty, Student())]
+
+
+def with_ghost(
+    view: TokenView,
+    teacher: TopK,
+    log_weights: Float[Tensor, "N K"],
+    log_tail: Float[Tensor, " N"],
+    ghost: Ghost | None = None,
+) -> Terms:
+    """`ghost`: the support as in `drop`, beside one bucket of weight `log_tail` for everything outside it.
+
+    Where the student has less than 1e-7 outside S, float32 cannot tell its tail from rounding: no ghost there.
+    """
+    ghost = ghost or Ghost.outside(view, teacher.ids, teacher.live)
+    (inside, sparse), (empty, student) = on_support(teacher, log_weights)
+    log_inside = log_weights.masked_fill(~teacher.live, EMPTY).logsumexp(dim=-1)
+    has_tail = (ghost.p_tail > 1.01e-7) & ~teacher.empty
+    share = torch.where(has_tail, torch.sigmoid(log_tail - log_inside), 0.0)
+    return [(inside - share, sparse), (share, ghost), (empty, student)]

@@ -1,0 +1,105 @@
+"""Target: a fine-tuning method as a value. Q = γ·δ_y + (1−γ)·π̃, loss = scale·CE(Q, p), gradient = scale·(p − Q)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from qsft.targets.dist import Dense, Dist, OneHot
+from qsft.targets.residual import Terms
+from qsft.targets.trust import Constant, PerToken
+from qsft.targets.view import Full, SideInputs, TokenView, TopK
+
+Trust = Callable[[TokenView], Tensor]
+Scale = Callable[[TokenView], Tensor]
+Residual = Callable[[TokenView], Terms | Dist | Tensor]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Q at N positions: Σ mass·dist, the first term being the label; with γ and the scale in front of CE(Q, p).
+
+    `value`, where given, is the number to report per token instead of CE(Q, p) (a user's own loss).
+    """
+
+    terms: Terms
+    gamma: PerToken
+    scale: PerToken
+    value: PerToken | None = None
+
+    def dense(self, p: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+        """Q written out over the vocabulary, for pictures and tests."""
+        total = torch.zeros_like(p)
+        for mass, dist in self.terms:
+            total += mass[:, None] * dist.dense(p)
+        return total
+
+
+@dataclass(frozen=True)
+class Target:
+    """How much to trust the observed token (trust: γ), where the rest goes (residual: π̃), how strongly (scale).
+
+    Each part is a callable on a TokenView; see trust.py and residual.py, or write your own:
+
+    >>> from qsft.targets.residual import SelfPrior
+    >>> Target(trust=lambda view: (0.5 * view.label_logp).exp(), residual=SelfPrior()).needs
+    frozenset()
+    """
+
+    trust: Trust
+    residual: Residual | None = None
+    scale: Scale = Constant(1.0)  # noqa: RUF009  (a frozen value)
+
+    @torch.no_grad()
+    def __call__(self, view: TokenView) -> Mixture:
+        """Q for the tokens of `view`; γ, π̃ and scale carry no gradient."""
+        gamma = self.trust(view)
+        terms: Terms = [(gamma, OneHot(view.labels))]
+        if self.residual is not None:
+            rest = self.trust.rest(view) if hasattr(self.trust, "rest") else 1.0 - gamma
+            terms += [(rest * share, dist) for share, dist in as_terms(self.residual(view), view)]
+        return Mixture(terms, gamma, self.scale(view))
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Trust, residual and scale."""
+        return self.trust, self.residual, self.scale
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the target reads beyond logits and labels: "teacher" and names of side inputs."""
+        return frozenset().union(*(getattr(part, "needs", ()) for part in self.parts))
+
+    @property
+    def per_document(self) -> bool:
+        """Whether a token's scale depends on its whole document, so that label log-probs must be known beforehand."""
+        return hasattr(self.scale, "document_weights")
+
+    def prepare(self, side: SideInputs, teacher: TopK | Full | None, label_logp: Callable[[], PerToken]) -> SideInputs:
+        """Side inputs with the per-document weights filled in; `label_logp` is called only when they are needed."""
+        if not self.per_document or side.weight is not None:
+            return side
+        ref = side.ref_logp if side.ref_logp is not None or teacher is None else teacher.label_logp
+        return replace(side, weight=self.scale.document_weights(side, ref, label_logp()))  # type: ignore[attr-defined]
+
+    def record(self) -> dict[str, Any]:
+        """The target as JSON-able data: what a checkpoint keeps to recognise it."""
+        return {name: _record(part) for name, part in zip(("trust", "residual", "scale"), self.parts)}
+
+
+def as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
+    """What a residual returned, as a list of (share, dist)."""
+    if isinstance(residual, Tensor):
+        residual = Dense(residual)
+    return [(torch.ones_like(view.lse), residual)] if isinstance(residual, Dist) else residual
+
+
+def _record(part: Any) -> Any:
+    if part is None or isinstance(part, str | int | float | bool):
+        return part
+    name = getattr(part, "__qualname__", None) or type(part).__name__
+    fields: Mapping[str, Any] = asdict(part) if is_dataclass(part) and not isinstance(part, type) else {}
+    return {"name": name, **fields}

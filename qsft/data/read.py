@@ -1,0 +1,86 @@
+"""Rows from the hub, a local file or a local directory, with errors that say what would work instead."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Protocol
+
+from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+
+from qsft.data.sources import SOURCES, Source
+
+# File ending → the loader of `datasets` that reads it.
+LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
+
+
+class Where(Protocol):
+    """The settings that say where rows are read from."""
+
+    dataset_config: str | None
+    dataset_split: str
+    dataset_revision: str | None
+    data_dir: str | None
+
+
+def read_rows(name: str | None, source: Source | None, where: Where) -> Dataset:
+    """All rows of the split, as they are stored."""
+    if name is None:
+        raise ValueError(f"no data set is given. Set `dataset` to {', '.join(SOURCES)}, a hub id or a local path.")
+    place = where.data_dir or (source.hub if source else name)
+    if Path(place).exists():
+        return _local(Path(place), where.dataset_split)
+    if where.data_dir:
+        raise FileNotFoundError(
+            f"data_dir {place!r} does not exist. Give a file or directory with the rows of {name!r}."
+        )
+    return _hub(place, name, where)
+
+
+def _local(path: Path, split: str) -> Dataset:
+    """Rows of one file, of a directory of files, or of a directory written by `save_to_disk`."""
+    if path.is_file():
+        if path.suffix not in LOADERS:
+            raise ValueError(f"cannot read {path}: its name should end in {', '.join(LOADERS)}.")
+        return load_dataset(LOADERS[path.suffix], data_files=str(path), split="train")
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        stored = load_from_disk(str(path))
+        return stored[one_of("dataset_split", split, stored)] if isinstance(stored, DatasetDict) else stored
+    return load_dataset(str(path), split=split)
+
+
+def _hub(place: str, name: str, where: Where) -> Dataset:
+    try:
+        return load_dataset(place, where.dataset_config, split=where.dataset_split, revision=where.dataset_revision)
+    except OSError as error:  # no network, no such data set, no access: the hub's errors are all OSErrors
+        close = get_close_matches(name, SOURCES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise OSError(
+            f"the data set {place!r} could not be loaded from the hub ({type(error).__name__}: {error}).{hint} "
+            f"Without a network, give the same rows with --data_dir FILE_OR_DIRECTORY ({', '.join(LOADERS)})."
+        ) from error
+
+
+def require_columns(rows: Dataset, wanted: Iterable[str], what: str) -> None:
+    """Refuse rows that lack a column, naming the columns there are; `a.b` is field b of the struct column a."""
+    found = _columns(rows)
+    missing = [column for column in wanted if column not in found]
+    if missing:
+        raise ValueError(
+            f"{what} needs the column {', '.join(map(repr, missing))}, but the rows have {', '.join(found)}. "
+            "Rename the columns, or give a file that has them with --data_dir."
+        )
+
+
+def _columns(rows: Dataset) -> list[str]:
+    """Column names, with the fields of struct columns as column.field."""
+    names = []
+    for name, feature in rows.features.items():
+        names += [name, *(f"{name}.{key}" for key in feature)] if isinstance(feature, dict) else [name]
+    return names
+
+
+def one_of(key: str, value: str, choices: Iterable[str]) -> str:
+    """`value` if it is a choice; otherwise an error that lists them."""
+    if value not in set(choices):
+        raise ValueError(f"{key}={value!r} is not known here. Choose one of {', '.join(choices)}.")
+    return value

@@ -1,0 +1,79 @@
+"""The paper's three training sets: where each lives and which of its columns are the question and the response.
+
+A source is one short function from a row to (question, response), or None for a row that has no demonstration.
+Any data set that is not listed here is TRL's business: it passes through untouched.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+Demonstration = tuple[str, str]  # question, response
+Reader = Callable[[Row, str], Demonstration | None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A training set of the paper: its hub id, the columns it is read from, and how a row becomes a demonstration."""
+
+    name: str
+    hub: str
+    columns: Mapping[str, tuple[str, ...]]  # per choice of the setting `response`; dotted where a column is a struct
+    rows: int  # about, as published: for a plan made before anything is downloaded
+    read: Reader
+
+    @property
+    def default_response(self) -> str:
+        """The first choice of the setting `response`."""
+        return next(iter(self.columns))
+
+    def demonstration(self, row: Row, response: str) -> Demonstration | None:
+        """(question, response) of one row; None where either is missing or empty."""
+        pair = self.read(row, response)
+        return pair if pair and all(isinstance(text, str) and text.strip() for text in pair) else None
+
+
+SOURCES: dict[str, Source] = {}
+
+
+def _source(*, hub: str, columns: Mapping[str, tuple[str, ...]], rows: int) -> Callable[[Reader], Reader]:
+    def add(read: Reader) -> Reader:
+        SOURCES[read.__name__] = Source(read.__name__, hub, columns, rows, read)
+        return read
+
+    return add
+
+
+@_source(
+    hub="gaotang/numina-cot-subset-67k",
+    columns={"full": ("extra_info.question", "extra_info.answer")},
+    rows=67_600,
+)
+def numina(row: Row, response: str) -> Demonstration | None:
+    """Competition problems with worked solutions, a subset of NuminaMath-CoT."""
+    return row["extra_info"]["question"], row["extra_info"]["answer"]
+
+
+@_source(hub="Elliott/Openr1-Math-46k-8192", columns={"full": ("prompt", "target")}, rows=46_000)
+def openr1(row: Row, response: str) -> Demonstration | None:
+    """Long reasoning traces: its system prompt is dropped, the target kept verbatim; some targets are null."""
+    questions = [turn["content"] for turn in row["prompt"] or () if turn["role"] == "user"]
+    answers = [turn["content"] for turn in row["target"] or () if turn["role"] == "assistant"]
+    return (questions[-1], answers[-1]) if questions and answers else None
+
+
+@_source(
+    hub="UCSC-VLAA/m23k-tokenized",
+    columns={
+        "distilled": ("prompt", "distilled_answer_string"),
+        "reasoning": ("prompt", "reasoning", "distilled_answer_string"),
+    },
+    rows=23_500,
+)
+def m23k(row: Row, response: str) -> Demonstration | None:
+    """Medical questions. `distilled`: the final answer's text; `reasoning`: the reasoning, a blank line, that text."""
+    answer = row["distilled_answer_string"]
+    if response == "distilled":
+        return row["prompt"], answer
+    return (row["prompt"], f"{row['reasoning']}\n\n{answer}") if row["reasoning"] and answer else None

@@ -1,0 +1,144 @@
+"""Documents from rows: what is a label, which rows are used, and what is written down about it."""
+
+import json
+
+import datasets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qsft.data.load import IGNORE, DataSettings, load_training_data
+
+
+def load(tokenizer, path, name, **options):
+    keys = ("max_length", "multiple_of")
+    arguments = {key: options.pop(key) for key in keys if key in options}
+    return load_training_data(DataSettings(dataset=name, data_dir=path, **options), tokenizer, **arguments)
+
+
+@pytest.mark.parametrize("name", ["numina", "openr1", "m23k"])
+def test_labels_are_the_response_and_the_end_token(name, rows_file, tiny_tokenizer):
+    data = load(tiny_tokenizer, rows_file(name), name)
+    assert data.dataset.column_names == ["input_ids", "labels"]
+    row_id, row = data.manifest["row_ids"][3], data.dataset[3]
+    prompt = f"<|user|> w{row_id} + w{row_id + 1} = ? <|assistant|>"
+    response = " ".join(f"w{j}" for j in range(row_id % 5 + 1))
+    labelled = [token for token, label in zip(row["input_ids"], row["labels"]) if label != IGNORE]
+    assert tiny_tokenizer.decode(row["input_ids"]) == f"{prompt} {response} <|eos|>"
+    assert tiny_tokenizer.decode(labelled) == f"{response} <|eos|>"
+    assert all(label in (IGNORE, token) for token, label in zip(row["input_ids"], row["labels"]))
+
+
+def test_prompt_and_response_are_joined_as_tokenised_apart(rows_file, tiny_tokenizer):
+    data = load(tiny_tokenizer, rows_file("numina"), "numina")
+    alone = tiny_tokenizer("w0 w1 w2", add_special_tokens=False)["input_ids"]
+    assert data.dataset[2]["input_ids"][-4:] == [*alone, tiny_tokenizer.eos_token_id]
+
+
+def test_boxed_prompt_has_the_system_turn_and_the_instruction(rows_file, tiny_tokenizer):
+    manifest = load(tiny_tokenizer, rows_file("m23k"), "m23k", prompt="boxed").manifest
+    assert manifest["prompt_example"] == (
+        "<|system|> You are a helpful assistant. <|user|> {question}\n"
+        "Please reason step by step, and put your final answer within \\boxed{}. <|assistant|> "
+    )
+
+
+def test_m23k_response_is_a_setting(rows_file, tiny_tokenizer):
+    path = rows_file("m23k")
+    short, long = (load(tiny_tokenizer, path, "m23k", response=r).dataset[0] for r in ("distilled", "reasoning"))
+    assert tiny_tokenizer.decode(short["input_ids"]).endswith("<|assistant|> w0 <|eos|>")
+    assert tiny_tokenizer.decode(long["input_ids"]).endswith("<|assistant|> w7 w8 w0 <|eos|>")
+    with pytest.raises(ValueError, match="Choose one of distilled, reasoning"):
+        load(tiny_tokenizer, path, "m23k", response="thinking")
+
+
+def test_openr1_null_targets_are_dropped_and_counted(rows_file, tiny_tokenizer):
+    data = load(tiny_tokenizer, rows_file("openr1", 20), "openr1")
+    assert data.manifest["rows"]["without a demonstration"] == 3  # rows 0, 7, 14
+    assert not {0, 7, 14} & set(data.manifest["row_ids"])
+
+
+def test_sample_is_the_first_of_the_seeded_shuffle_of_what_fits(rows_file, tiny_tokenizer):
+    path = rows_file("numina", 40)
+    everything = load(tiny_tokenizer, path, "numina")
+    lengths = dict(zip(everything.manifest["row_ids"], map(len, everything.dataset["input_ids"])))
+    data = load(tiny_tokenizer, path, "numina", max_row_tokens=11, sample_rows=10, sample_seed=42)
+    fits = [row for row, length in lengths.items() if length <= 11]
+    expected = datasets.Dataset.from_dict({"row": fits}).shuffle(seed=42)["row"][:10]
+    assert data.manifest["row_ids"] == list(expected)
+    assert 0 < data.manifest["rows"]["longer than max_row_tokens"] == 40 - len(fits)
+    with pytest.raises(ValueError, match="only 40 rows are left"):
+        load(tiny_tokenizer, path, "numina", sample_rows=41)
+
+
+def test_rows_without_a_label_within_max_length_are_dropped(rows_file, tiny_tokenizer):
+    path = rows_file("numina")
+    prompt_length = load(tiny_tokenizer, path, "numina").dataset[0]["labels"].count(IGNORE)
+    assert load(tiny_tokenizer, path, "numina", max_length=prompt_length + 1).manifest["rows"]["used"] == 20
+    with pytest.raises(ValueError, match="fewer than one global batch"):
+        load(tiny_tokenizer, path, "numina", max_length=prompt_length)
+
+
+@settings(max_examples=10, deadline=None)
+@given(multiple=st.integers(1, 12))
+def test_rows_are_cut_to_a_multiple_of_the_global_batch(multiple, tmp_path_factory, tiny_tokenizer):
+    path = tmp_path_factory.mktemp("cut") / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": f"w{i}"}) + "\n" for i in range(12)))
+    data = load_training_data(DataSettings(dataset=str(path)), tiny_tokenizer, multiple_of=multiple)
+    assert len(data.dataset) == 12 // multiple * multiple
+    assert data.manifest["rows"]["beyond the last whole batch"] == 12 % multiple
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "directory", "save_to_disk", "save_to_disk_splits"])
+def test_local_files_of_every_form_give_the_same_rows(form, rows_file, tiny_tokenizer, tmp_path):
+    path = rows_file("numina")
+    expected = load(tiny_tokenizer, path, "numina").dataset["input_ids"]
+    rows = datasets.load_dataset("json", data_files=path, split="train")
+    place = tmp_path / "stored"
+    if form == "jsonl":
+        place = path
+    elif form == "parquet":
+        place = tmp_path / "rows.parquet"
+        rows.to_parquet(place)
+    elif form == "directory":
+        place.mkdir()
+        rows.to_json(place / "train.jsonl")
+    elif form == "save_to_disk":
+        rows.save_to_disk(place)
+    else:
+        datasets.DatasetDict(train=rows, test=rows.select([0])).save_to_disk(place)
+    assert load(tiny_tokenizer, str(place), "numina").dataset["input_ids"] == expected
+
+
+def test_other_data_sets_pass_through_untouched(tiny_tokenizer, tmp_path):
+    rows = [{"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]} for _ in range(3)]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load_training_data(DataSettings(dataset=str(path)), tiny_tokenizer)
+    assert data.dataset.to_list() == rows
+
+
+def test_a_missing_column_names_the_columns_found(rows_file, tiny_tokenizer):
+    with pytest.raises(ValueError, match=r"needs the column 'target', but the rows have prompt"):
+        load(tiny_tokenizer, rows_file("openr1", drop="target"), "openr1")
+    with pytest.raises(ValueError, match=r"'extra_info.question', 'extra_info.answer', but the rows have data_source"):
+        load(tiny_tokenizer, rows_file("numina", drop="extra_info"), "numina")
+
+
+def test_what_cannot_be_loaded_says_what_would(tiny_tokenizer, tmp_path):
+    with pytest.raises(OSError, match=r"gaotang/numina-cot-subset-67k.* --data_dir"):
+        load_training_data(DataSettings(dataset="numina"), tiny_tokenizer)
+    with pytest.raises(OSError, match="Did you mean 'numina'"):
+        load_training_data(DataSettings(dataset="numia"), tiny_tokenizer)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load_training_data(DataSettings(dataset="numina", data_dir=str(tmp_path / "no")), tiny_tokenizer)
+    with pytest.raises(ValueError, match="numina, openr1, m23k"):
+        load_training_data(DataSettings(), tiny_tokenizer)
+
+
+def test_manifest_is_written_beside_the_run(rows_file, tiny_tokenizer, tmp_path):
+    data = load(tiny_tokenizer, rows_file("numina"), "numina", multiple_of=8)
+    written = json.loads(data.write_manifest(tmp_path / "run").read_text())
+    assert written == data.manifest
+    assert written["rows"]["used"] == len(written["row_ids"]) == 16
+    assert written["end_token"] == "<|eos|>"

@@ -1,4 +1,4 @@
-"""The specification: dense CE(Q, p) with plain autograd, in the dtype given. Slow, obvious; the fast path must agree."""
+"""The specification: dense CE(Q, p) with plain autograd, in the dtype given. Slow and obvious; the fast must agree."""
 
 import torch
 from jaxtyping import Float, Int

@@ -7,6 +7,7 @@ Everything here is read without gradient; a target decides where to go, not how 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -111,8 +112,8 @@ class SideInputs:
 
     def map(self, move: "TensorMap") -> "SideInputs":
         """The same inputs with `move` applied to every tensor."""
-        moved = {name: move(value) if isinstance(value, Tensor) else value for name, value in vars(self).items()}
-        return SideInputs(**moved)
+        tensors: dict[str, Any] = {n: move(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     def __getitem__(self, rows: slice | Tensor) -> "SideInputs":
         return self.map(lambda value: value[rows])

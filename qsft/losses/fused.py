@@ -1,0 +1,277 @@
+"""One fused head for every target: chunked linear + target + (p − Q), never the full logits.
+
+Because the gradient of every target is scale·(p − Q), no method needs a kernel of its own. Per chunk of tokens:
+
+    logits → TokenView → Q → value, then scale·(p − Q) written over the tile → two matmuls
+
+The gradients are computed while the tile exists: three matmuls in all, none repeated; two when the weight is frozen;
+one when no gradient is needed; one more for targets whose scale depends on whole documents.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from qsft.losses.reference import IGNORED
+from qsft.losses.sums import SUM_NAMES, token_sums
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Mixture, Target
+from qsft.targets.view import Full, SideInputs, TokenView, TopK
+
+TILE_BYTES = 256 * 2**20  # one tile of logits; two of them exist at a time
+
+
+@dataclass(frozen=True)
+class Projection:
+    """How hidden states become logits: (h·Wᵀ + bias)·logit_scale, then soft-capped."""
+
+    softcap: float | None = None
+    logit_scale: float = 1.0
+
+    def __call__(self, h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Float[Tensor, "n V"]:
+        """The logits of `h`, in the dtype of the tile `out`."""
+        z = torch.mm(h, weight.t(), out=out) if h.dtype == out.dtype else out.copy_(torch.mm(h, weight.t()))
+        if bias is not None:
+            z += bias
+        if self.logit_scale != 1.0:
+            z *= self.logit_scale
+        if self.softcap is not None:
+            z.div_(self.softcap).tanh_().mul_(self.softcap)
+        return z
+
+    def backward_(self, grad: Float[Tensor, "n V"], z: Float[Tensor, "n V"]) -> None:
+        """∂L/∂z → ∂L/∂(h·Wᵀ) in place; overwrites z, which nobody reads any more."""
+        if self.softcap is not None:
+            grad.mul_(z.div_(self.softcap).square_().neg_().add_(1.0))
+        if self.logit_scale != 1.0:
+            grad *= self.logit_scale
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything the fused function needs beside the three differentiable tensors."""
+
+    labels: Int[Tensor, " N"]
+    target: Target | LossTarget
+    teacher: TopK | Full | None
+    side: SideInputs
+    projection: Projection
+    chunk: int
+    compute: torch.dtype  # of the matmuls
+    stats: torch.dtype  # of the tile, the statistics and the stored gradients
+    grad_of: tuple[bool, bool, bool]  # hidden, weight, bias
+
+
+@dataclass(frozen=True)
+class FusedOutput:
+    """The loss sum (differentiable) and the sums that the metrics need, under SUM_NAMES."""
+
+    loss: Float[Tensor, ""]
+    sums: Float[Tensor, " M"]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The sums by name, on the host."""
+        return dict(zip(SUM_NAMES, self.sums.tolist()))
+
+
+def fused_target_loss(
+    hidden: Float[Tensor, "N H"],
+    weight: Float[Tensor, "V H"],
+    labels: Int[Tensor, " N"],
+    target: Target | LossTarget,
+    teacher: TopK | Full | None = None,
+    *,
+    side: SideInputs | None = None,
+    bias: Float[Tensor, " V"] | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    chunk: int | None = None,
+) -> FusedOutput:
+    """Σ over label tokens of scale·CE(Q, p) for logits hidden·weightᵀ, equal to `target_loss`, without those logits.
+
+    Labels of −100 are left out. `chunk` tokens are projected at a time; by default as many as fit TILE_BYTES.
+
+    >>> from qsft.targets.zoo import make_target
+    >>> out = fused_target_loss(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 0]), make_target("sft"))
+    >>> round(out.loss.item(), 4)   # 2·ln 4
+    2.7726
+    """
+    keep = labels != IGNORED
+    if not bool(keep.all()):
+        hidden, labels = hidden[keep], labels[keep]
+        teacher = None if teacher is None else teacher[keep]
+        side = None if side is None else side[keep]
+    _check(weight, labels, teacher)
+    stats = torch.promote_types(torch.float32, hidden.dtype)
+    enabled = torch.is_grad_enabled()
+    spec = Spec(
+        labels=labels,
+        target=target,
+        teacher=None if teacher is None else teacher.to(hidden.device, stats).within(weight.shape[0]),
+        side=side or SideInputs(),
+        projection=Projection(softcap, logit_scale),
+        chunk=chunk or tokens_per_chunk(labels.numel(), weight.shape[0], stats),
+        compute=_compute_dtype(hidden, weight),
+        stats=stats,
+        # Inside a Function grad mode is always off and needs_input_grad ignores no_grad, so it is decided out here.
+        grad_of=tuple(enabled and t is not None and t.requires_grad for t in (hidden, weight, bias)),  # type: ignore[arg-type]
+    )
+    loss, sums = _FusedTargetLoss.apply(hidden, weight, bias, spec)
+    return FusedOutput(loss, sums)
+
+
+def fused_label_logps(
+    hidden: Float[Tensor, "N H"],
+    weight: Float[Tensor, "V H"],
+    labels: Int[Tensor, " N"],
+    *,
+    bias: Float[Tensor, " V"] | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    chunk: int | None = None,
+) -> Float[Tensor, " N"]:
+    """log p_y of every label, without gradient and without full logits: one matmul in chunks."""
+    _check(weight, labels, None)
+    stats = torch.promote_types(torch.float32, hidden.dtype)
+    chunk = chunk or tokens_per_chunk(labels.numel(), weight.shape[0], stats)
+    spec = Spec(
+        labels, Target(lambda view: view.lse), None, SideInputs(), Projection(softcap, logit_scale), chunk,
+        _compute_dtype(hidden, weight), stats, (False, False, False),
+    )  # fmt: skip
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+        return _label_logps(hidden.to(spec.compute), weight.to(spec.compute), bias, spec)
+
+
+def tokens_per_chunk(tokens: int, vocab_size: int, dtype: torch.dtype) -> int:
+    """How many tokens to project at a time: as many as fit TILE_BYTES, in chunks of equal size."""
+    most = max(1, TILE_BYTES // (vocab_size * dtype.itemsize))
+    chunks = -(-tokens // most)
+    return max(1, -(-tokens // max(1, chunks)))
+
+
+class _FusedTargetLoss(torch.autograd.Function):
+    """loss, sums = f(hidden, weight, bias); the gradients are ready when forward returns."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> tuple[Tensor, Tensor]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            loss, sums, grads = _forward(hidden, weight, bias, spec)
+        ctx.gradients = grads
+        ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.mark_non_differentiable(sums)
+        return loss, sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "the fused head's gradients were already handed out: a second backward through the same loss is not "
+                "possible, since the logits they came from are gone. Call the loss again."
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        # Multiplied in float32 before the cast: a GradScaler's factor must not overflow float16 on the way.
+        return (*(None if g is None else g.mul_(grad_loss).to(d) for g, d in zip(gradients, ctx.dtypes)), None)
+
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> tuple[Tensor, Tensor, Gradients]:
+    h_all, w = hidden.to(spec.compute), weight.to(spec.compute)
+    side = spec.target.prepare(spec.side, spec.teacher, lambda: _label_logps(h_all, w, bias, spec))
+    side = side.map(lambda value: value.to(hidden.device))
+    grads: Gradients = tuple(  # type: ignore[assignment]
+        torch.zeros_like(t, dtype=spec.stats) if t is not None and wanted else None
+        for t, wanted in zip((hidden, weight, bias), spec.grad_of)
+    )
+    loss = hidden.new_zeros((), dtype=spec.stats)
+    sums = hidden.new_zeros(len(SUM_NAMES), dtype=spec.stats)
+    tiles = hidden.new_empty((2, min(spec.chunk, len(hidden)), len(weight)), dtype=spec.stats)
+    for start in range(0, len(hidden), spec.chunk):
+        rows = slice(start, start + spec.chunk)
+        h = h_all[rows]
+        z = spec.projection(h, w, bias, out=tiles[0, : len(h)])
+        top = z.max(dim=-1)
+        e = torch.sub(z, top.values[:, None], out=tiles[1, : len(h)]).exp_()
+        total = e.sum(dim=-1)
+        lse = top.values + total.log()
+        view = TokenView(z, spec.labels[rows], lse, None if spec.teacher is None else spec.teacher[rows], side[rows])
+        q = spec.target(view)
+        entropy = lse - torch.einsum("nv,nv->n", e, z) / total
+        chunk_loss, chunk_sums = token_sums(view, q, entropy, top.indices)
+        loss += chunk_loss
+        sums += chunk_sums
+        if any(spec.grad_of):
+            grad = _gradient_(e, total, q)
+            spec.projection.backward_(grad, z)
+            _accumulate(grads, grad, h, w, rows, spec.compute)
+    return loss, sums, grads
+
+
+def _gradient_(e: Float[Tensor, "n V"], total: Float[Tensor, " n"], q: Mixture) -> Float[Tensor, "n V"]:
+    """scale·(p − Q) written over e, where p = e/total."""
+    student = torch.zeros_like(total)
+    for mass, dist in q.terms:
+        student += mass * (1.0 - dist.student_share())
+    e *= (q.scale * student / total)[:, None]
+    for mass, dist in q.terms:
+        dist.subtract_(e, q.scale * mass)
+    return e
+
+
+def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, rows: slice, compute: torch.dtype) -> None:
+    grad_hidden, grad_weight, grad_bias = grads
+    if grad_bias is not None:
+        grad_bias += grad.sum(dim=0)
+    exact = grad.dtype == compute
+    grad = grad.to(compute)
+    if grad_hidden is not None:
+        if exact:
+            torch.mm(grad, w, out=grad_hidden[rows])
+        else:
+            grad_hidden[rows] = torch.mm(grad, w)
+    if grad_weight is not None:
+        if exact:
+            grad_weight.addmm_(grad.t(), h)
+        else:
+            grad_weight += torch.mm(grad.t(), h)
+
+
+def _label_logps(h: Tensor, w: Tensor, bias: Tensor | None, spec: Spec) -> Float[Tensor, " N"]:
+    logps = torch.empty_like(spec.labels, dtype=spec.stats)
+    tile = h.new_empty((min(spec.chunk, len(h)), len(w)), dtype=spec.stats)
+    for start in range(0, len(h), spec.chunk):
+        rows = slice(start, start + spec.chunk)
+        z = spec.projection(h[rows], w, bias, out=tile[: len(h[rows])])
+        logps[rows] = TokenView.of(z, spec.labels[rows]).label_logp
+    return logps
+
+
+def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """What F.linear would compute in: the autocast dtype when it is on, else the wider of the two."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return torch.promote_types(hidden.dtype, weight.dtype)
+
+
+def _check(weight: Tensor, labels: Tensor, teacher: TopK | Full | None) -> None:
+    vocab_size = weight.shape[0]
+    bad = (labels < 0) | (labels >= vocab_size)
+    if bool(bad.any()):
+        where = int(bad.nonzero()[0])
+        raise ValueError(
+            f"label {int(labels[where])} at label position {where} is outside the head's {vocab_size} rows. "
+            "Another tokenizer made the data, or the embedding was not resized; −100 marks ignored tokens."
+        )
+    if isinstance(teacher, TopK) and teacher.ids.shape[-1] > vocab_size:
+        raise ValueError(
+            f"the teacher gives {teacher.ids.shape[-1]} tokens per position, but the vocabulary has only {vocab_size}. "
+            "Ask for a smaller top-k."
+        )

@@ -1,0 +1,107 @@
+"""The sums behind the metrics, from what the fused head has in its hands anyway: no extra pass over the tile."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from qsft.targets.dist import OneHot
+from qsft.targets.target import Mixture
+from qsft.targets.view import EMPTY, Full, TokenView, TopK
+
+GAMMA_BINS = 64
+HIGH = 0.5  # p at or above counts as high in the quadrants of (p_θ(y), p_T(y))
+
+SCALARS = (
+    "tokens",
+    "loss",
+    "label_loss",  # the label's part of the loss ...
+    "residual_loss",  # ... and the residual's
+    "nll",  # −log p_y, what plain SFT would print
+    "entropy",
+    "top1",  # the label is the student's likeliest token
+    "gamma",
+    "teacher_tokens",  # tokens at which a teacher was given and says something
+    "support_mass",  # the student's mass on the teacher's slots
+    "teacher_tail",  # the teacher's mass outside its slots
+    "label_in_topk",
+    "teacher_disagrees",  # the teacher's likeliest token is not the label
+    "rescue",  # p_θ low, p_T high
+    "filter",  # both low
+    "agree",  # both high
+    "student_only",  # p_θ high, p_T low
+    "fallback",  # a teacher was given but has nothing here: the student itself is used
+)
+SUM_NAMES = SCALARS + tuple(f"gamma_bin_{i}" for i in range(GAMMA_BINS))
+
+
+def token_sums(
+    view: TokenView, q: Mixture, entropy: Float[Tensor, " N"], top1: Int[Tensor, " N"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, " M"]]:
+    """The loss sum of these tokens and the vector of sums under SUM_NAMES."""
+    parts = [
+        (isinstance(dist, OneHot), torch.where(mass == 0, 0.0, mass * dist.cross_entropy(view)) * q.scale)
+        for mass, dist in q.terms
+    ]
+    label_loss = sum((part.sum() for is_label, part in parts if is_label), view.lse.new_zeros(()))
+    residual_loss = sum((part.sum() for is_label, part in parts if not is_label), view.lse.new_zeros(()))
+    loss = label_loss + residual_loss if q.value is None else (q.value * q.scale).sum()
+    gamma = q.gamma.clamp(0.0, 1.0)
+    scalars = [
+        view.lse.new_tensor(float(view.labels.numel())),
+        loss,
+        label_loss,
+        residual_loss,
+        -view.label_logp.sum(),
+        entropy.sum(),
+        (top1 == view.labels).sum(),
+        gamma.sum(),
+        *_teacher_sums(view),
+    ]
+    bins = (gamma * GAMMA_BINS).long().clamp(0, GAMMA_BINS - 1)
+    histogram = (bins[:, None] == torch.arange(GAMMA_BINS, device=bins.device)).sum(dim=0)
+    vector = torch.cat([torch.stack([s.to(view.lse.dtype) for s in scalars]), histogram.to(view.lse.dtype)])
+    return loss, vector
+
+
+def _teacher_sums(view: TokenView) -> list[Tensor]:
+    teacher = view.teacher
+    if teacher is None:
+        return [view.lse.new_zeros(())] * 10
+    if isinstance(teacher, Full):
+        everywhere = torch.ones_like(view.labels, dtype=torch.bool)
+        label_logp = teacher.logps.gather(-1, view.labels[:, None])[:, 0]
+        disagrees = teacher.logps.argmax(dim=-1) != view.labels
+        ones = everywhere.to(view.lse.dtype)
+        return _counts(view, everywhere, ones, torch.zeros_like(ones), everywhere, disagrees, label_logp)
+    said = ~teacher.empty
+    is_label = (teacher.ids == view.labels[:, None]) & teacher.live
+    support = view.logp_at(teacher.ids).masked_fill(~teacher.live, EMPTY).exp().sum(dim=-1)
+    best = teacher.ids.gather(-1, teacher.logps.argmax(dim=-1, keepdim=True))[:, 0]
+    tail = (1.0 - teacher.logps.exp().sum(dim=-1)).clamp(0.0, 1.0)
+    return _counts(view, said, support, tail, is_label.any(dim=-1), best != view.labels, _label_logp(teacher, is_label))
+
+
+def _label_logp(teacher: TopK, is_label: Tensor) -> Tensor:
+    """log p_T(y): as stored, or from the slots (a label outside them counts as unlikely)."""
+    if teacher.label_logp is not None:
+        return teacher.label_logp
+    return teacher.logps.masked_fill(~is_label, EMPTY).amax(dim=-1)
+
+
+def _counts(
+    view: TokenView, said: Tensor, support: Tensor, tail: Tensor, in_topk: Tensor, disagrees: Tensor, label_logp: Tensor
+) -> list[Tensor]:
+    student_high = view.label_logp.exp() >= HIGH
+    teacher_high = label_logp.exp() >= HIGH
+    return [
+        said.sum(),
+        torch.where(said, support, 0.0).sum(),
+        torch.where(said, tail, 0.0).sum(),
+        (said & in_topk).sum(),
+        (said & disagrees).sum(),
+        (said & ~student_high & teacher_high).sum(),
+        (said & ~student_high & ~teacher_high).sum(),
+        (said & student_high & teacher_high).sum(),
+        (said & student_high & ~teacher_high).sum(),
+        (~said).sum(),
+    ]

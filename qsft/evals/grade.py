@@ -1,0 +1,156 @@
+"""Grades, made in processes that can be stopped: sympy can be sent into a loop that no signal interrupts.
+
+`grade(prediction, gold)` grades one answer; `Judges` grades many on several cores. Both speak JSON lines to
+`python -m qsft.evals.judge`, so neither cares whether the caller is a notebook, a thread or an unguarded script.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from queue import SimpleQueue
+from typing import Any
+
+Gold = str | int | float | list[str] | tuple[str, ...]
+
+TIME_LIMIT = 5.0  # seconds for one answer
+START_LIMIT = 120.0  # seconds for a judge to import sympy on a busy machine
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What became of one response; true when it is correct.
+
+    `answer` is the extracted answer in one writing (None: nothing could be extracted), the unit of majority votes.
+    """
+
+    correct: bool
+    lenient: bool = False
+    answer: str | None = None
+    timed_out: bool = False
+
+    def __bool__(self) -> bool:
+        return self.correct
+
+
+def grade(prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None) -> Grade:
+    """The grade of a response against the gold answer.
+
+    Without options, mathematics: the boxed (else last stated) answer by math-verify; a list of golds is a set.
+    With options ({"A": "text", …}), multiple choice: gold is the letter, rule `boxed` (default) or `last-letter`.
+
+    >>> bool(grade(r"so \\boxed{0.5}", r"\\frac{1}{2}"))
+    True
+    """
+    return _single_judge().submit(prediction, gold, options=options, rule=rule).result()
+
+
+@lru_cache(maxsize=1)
+def _single_judge() -> "Judges":
+    return Judges(1)
+
+
+class Judges:
+    """Grading processes; `submit` returns a future Grade. An answer past the time limit is wrong and `timed_out`."""
+
+    def __init__(self, processes: int | None = None, time_limit: float = TIME_LIMIT) -> None:
+        count = processes or os.cpu_count() or 1
+        self._idle: SimpleQueue[_Judge] = SimpleQueue()
+        judges = [_Judge(time_limit) for _ in range(count)]
+        for judge in judges:
+            self._idle.put(judge)
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="judge")
+        self._stop = weakref.finalize(self, _stop_all, judges)
+
+    def submit(
+        self, prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None
+    ) -> "Future[Grade]":
+        """A future Grade of one response; arguments as in `grade`."""
+        case = {"prediction": prediction, "gold": gold, "options": dict(options) if options else None, "rule": rule}
+        return self._threads.submit(self._grade, case)
+
+    def _grade(self, case: Mapping[str, Any]) -> Grade:
+        judge = self._idle.get()
+        try:
+            return judge.grade(case)
+        finally:
+            self._idle.put(judge)
+
+    def close(self) -> None:
+        """Stop the processes; what was not graded yet is dropped."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._stop()
+
+    def __enter__(self) -> "Judges":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Judge:
+    """One process, started when it is first needed and started again after it had to be killed."""
+
+    def __init__(self, time_limit: float) -> None:
+        self.time_limit = time_limit
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def grade(self, case: Mapping[str, Any]) -> Grade:
+        if self.process is None:
+            self._start()
+        assert self.process is not None
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(case).encode() + b"\n")
+            self.process.stdin.flush()
+            # The judge stops itself at the limit; the margin is for what cannot be interrupted inside Python.
+            answer = self._line(self.time_limit + 1.0)
+        except BrokenPipeError:  # the memory limit ended it between two cases
+            answer = b""
+        if not answer:
+            self.stop()
+            return Grade(correct=False, timed_out=True)
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return Grade(**reply)
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "qsft.evals.judge", str(self.time_limit)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        ready = self._line(START_LIMIT)
+        if ready.strip() != b"ready":
+            self.stop()
+            raise ValueError(
+                "the grading process did not start, so nothing can be graded (its message stands above). "
+                "Usually math-verify is missing: pip install 'qsft[eval]'."
+            )
+
+    def _line(self, seconds: float) -> bytes:
+        """The process's next line; empty when it ended or did not answer in time."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        return self.process.stdout.readline() if ready else b""
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+def _stop_all(judges: list[_Judge]) -> None:
+    for judge in judges:
+        judge.stop()
+
+
+def to_record(graded: Grade) -> dict[str, Any]:
+    """The grade as JSON-able fields."""
+    return asdict(graded)

@@ -1,0 +1,68 @@
+"""The grading process: one JSON line in, one Grade as a JSON line out (started by grade.Judges).
+
+Each answer has a time limit and the process a memory limit, for `9^{9^{9^9}}` must not take the machine with it.
+"""
+
+import json
+import logging
+import resource
+import signal
+import sys
+from typing import Any
+
+from qsft.evals.grade import Grade, to_record
+
+MEMORY_LIMIT = 4 << 30
+
+
+class OutOfTime(BaseException):
+    """The answer's time is over. Not an Exception: math-verify turns those into "no answer"."""
+
+
+def judge(case: dict[str, Any]) -> Grade:
+    """The grade of one case: {prediction, gold, options, rule}."""
+    if case["options"]:
+        from qsft.evals.choice import RULES, grade_choice
+
+        rule = case["rule"] or "boxed"
+        if rule not in RULES:
+            raise ValueError(f"unknown multiple-choice rule {rule!r}; choose one of {', '.join(RULES)}.")
+        return grade_choice(case["prediction"], case["gold"], case["options"], rule)
+    from qsft.evals.answers import grade_math
+
+    return grade_math(case["prediction"], case["gold"])
+
+
+def judge_in_time(case: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The grade as a record; a case that takes too long or too much memory is wrong and timed out."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return to_record(judge(case))
+    except (OutOfTime, MemoryError, RecursionError, OverflowError):
+        return to_record(Grade(correct=False, timed_out=True))
+    except ValueError as error:
+        return {"error": str(error)}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _out_of_time(*_: object) -> None:
+    raise OutOfTime
+
+
+def main() -> None:
+    """Grade lines of stdin until it closes."""
+    seconds = float(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    signal.signal(signal.SIGALRM, _out_of_time)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    logging.disable(logging.WARNING)  # math-verify warns about every answer it cannot parse
+    import math_verify  # noqa: F401  (paid once, before the first answer's time runs)
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(judge_in_time(json.loads(line), seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The grader on hand-made answers: what counts as the same, what does not, and what must not hang."""
+
+import os
+import signal
+
+import pytest
+
+from qsft.evals.grade import Judges, grade
+
+BOX = r"We compute and find \boxed{%s}."
+
+SAME = [
+    ("fraction", r"\frac{1}{2}", "0.5"),
+    ("fraction, slash", "1/2", r"\dfrac12"),
+    ("negative fraction", "-1/2", r"-\frac{1}{2}"),
+    ("unit in the answer", "5", r"5\text{ cm}"),
+    ("unit in the gold", r"10\text{ cm}", "10"),
+    ("interval", "(1,2]", "(1, 2]"),
+    ("set", r"\{1,2\}", r"\{2, 1\}"),
+    ("set as list", "1,2", "2, 1"),
+    ("set in words", "1,2", "1 and 2"),
+    ("set of solutions", "1,2", r"x=1\text{ or }x=2"),
+    ("set of tuples", "(1,2),(3,4)", "(3,4), (1,2)"),
+    ("set of words", r"\text{red}, \text{blue}", "blue, red"),
+    ("tuple", r"\left(3, \frac{\pi}{2}\right)", r"(3, \pi/2)"),
+    ("matrix", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
+    ("percentage", r"25\%", "25"),
+    ("percentage as fraction", r"25\%", "0.25"),
+    ("e-notation, gold", "4.5e33", r"4.5 \times 10^{33}"),
+    ("e-notation, answer", r"4.5 \times 10^{33}", "4.5e33"),
+    ("e-notation, small", "1.0e-5", "0.00001"),
+    ("text", r"\text{Evelyn}", "Evelyn"),
+    ("text, case and spaces", "even function", r"\text{Even  function}"),
+    ("thousands", "1000", "1,000"),
+    ("degrees", "90", r"90^\circ"),
+    ("polynomial", "x^2+2x+1", "(x+1)^2"),
+    ("surd", r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
+    ("equation", "y=2x+3", "2x+3"),
+    ("dirty gold", "$12$.", "12"),
+    ("float gold", 27.0, "27"),
+    ("gold list", ["3", "-3"], "-3, 3"),
+    ("clock", "6:00", "6:00"),
+]
+
+DIFFERENT = [
+    ("number", "12", "13"),
+    ("closed and open", "(1,2]", "[1,2]"),
+    ("subset", "1,2", "1"),
+    ("superset", "1,2", "1,2,3"),
+    ("digits are no set", "12", "1,2"),
+    ("tuple order", "(5,3)", "(3,5)"),
+    ("matrix entry", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}"),
+    ("e-notation", "4.5e33", r"4.5 \times 10^{32}"),
+    ("variable", "5x+3", "5y+3"),
+    ("text", "Evelyn", "Carla"),
+    ("clock", "6:00", "7:00"),
+    ("gold list", ["3", "-3"], "3"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), [case[1:] for case in SAME], ids=[case[0] for case in SAME])
+def test_the_same_answer_in_another_writing_is_correct(gold, answer):
+    assert grade(BOX % answer, gold).correct
+
+
+@pytest.mark.parametrize(("gold", "answer"), [case[1:] for case in DIFFERENT], ids=[case[0] for case in DIFFERENT])
+def test_another_answer_is_wrong(gold, answer):
+    graded = grade(BOX % answer, gold)
+    assert not graded.correct
+    assert graded.answer is not None
+
+
+@pytest.mark.parametrize(
+    ("response", "gold"),
+    [
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"first \boxed{3}, then corrected: \boxed{5}", "5"),
+        (r"x = \boxed{4} or \boxed{5}", "4,5"),
+        (r"so \boxed{\frac{1}{2}", r"\frac12"),
+        (r"$\boxed{12$", "12"),
+        (r"The final answer is $\frac{3}{4}$. I hope it is correct.", "3/4"),
+        ("I get 7", "7"),
+    ],
+)
+def test_where_the_answer_stands(response, gold):
+    assert grade(response, gold).correct
+
+
+@pytest.mark.parametrize("response", ["", "I do not know.", r"\boxed{}", "\x00" * 50])
+def test_no_answer_is_wrong_and_an_extraction_failure(response):
+    graded = grade(response, "5")
+    assert not graded.correct
+    assert graded.answer is None
+
+
+def test_lenient_accepts_small_errors_and_percentages_only_beside_the_exact_score():
+    for answer in ("3.14159", "314.159", "0.0314159"):
+        graded = grade(BOX % answer, r"\pi")
+        assert (graded.correct, graded.lenient) == (False, True)
+    assert not grade(BOX % "3.15", r"\pi").lenient
+
+
+def test_garbage_is_wrong_quickly_and_the_judge_survives():
+    garbage = r"\boxed{" + r"(]{\frac \sqrt[ " * 6000
+    with Judges(1, time_limit=2) as judges:
+        assert not judges.submit(garbage, "5").result().correct
+        assert not judges.submit("(]{ \\frac " * 10000, "5").result().correct
+        assert judges.submit(BOX % "5", "5").result().correct
+
+
+@pytest.mark.parametrize("hang", ["9^{9^{9^{9^{9}}}}", "(((10!)!)!)!", r"\sum_{n=1}^{10^{30}} \frac{1}{n!+\sin n}"])
+def test_an_expression_that_would_hang_sympy_is_cut_off(hang):
+    with Judges(1, time_limit=1) as judges:
+        graded = judges.submit(BOX % hang, "7").result(timeout=60)
+        assert graded.timed_out
+        assert not graded.correct
+        assert judges.submit(BOX % "7", "7").result().correct
+
+
+def test_a_judge_that_no_longer_answers_is_replaced():
+    with Judges(1, time_limit=0.2) as judges:
+        assert judges.submit(BOX % "7", "7").result().correct
+        stuck = judges._idle.get()
+        judges._idle.put(stuck)
+        os.kill(stuck.process.pid, signal.SIGSTOP)
+        assert judges.submit(BOX % "7", "7").result().timed_out
+        assert judges.submit(BOX % "7", "7").result().correct
+
+
+OPTIONS = {"A": "Aspirin", "B": "Beta blocker", "C": "Type 1", "D": "Type 10"}
+
+
+@pytest.mark.parametrize(
+    ("response", "chosen"),
+    [
+        (r"The answer is A. No: \boxed{B}", "B"),
+        (r"\boxed{\text{(C) Type 1}}", "C"),
+        (r"\boxed{Beta blocker}", "B"),
+        ("First I thought A, but the answer is (D).", "D"),
+        ("Reasoning about a thing.\n**C**", "C"),
+        ("It must be type 10", "D"),
+        ("It is aspirin or a beta blocker", None),
+        ("A patient has a cold.", None),
+    ],
+)
+def test_multiple_choice_boxed(response, chosen):
+    graded = grade(response, "B", options=OPTIONS)
+    assert graded.answer == chosen
+    assert graded.correct == (chosen == "B")
+
+
+@pytest.mark.parametrize(
+    ("response", "chosen"),
+    [(r"\boxed{B} is what I say, not C", "C"), ("A patient has a cold.", "A"), ("beta blokcer", "B"), ("", "A")],
+)
+def test_multiple_choice_last_letter_never_abstains(response, chosen):
+    assert grade(response, "B", options=OPTIONS, rule="last-letter").answer == chosen
+
+
+def test_an_unknown_rule_is_named():
+    with pytest.raises(ValueError, match=r"first-letter.*boxed, last-letter"):
+        grade("A", "A", options=OPTIONS, rule="first-letter")
+
+
+def test_two_judges_grade_a_thousand_ordinary_answers():
+    answers = [BOX % f"\\frac{{{i}}}{{{i % 7 + 2}}}" for i in range(1000)]
+    golds = [f"{i}/{i % 7 + 2}" if i % 3 else str(i + 1) for i in range(1000)]
+    with Judges(2) as judges:
+        graded = [future.result() for future in [judges.submit(a, g) for a, g in zip(answers, golds, strict=True)]]
+    assert [bool(one) for one in graded[:7]] == [False, True, True, False, True, True, False]
+    assert all(one.answer for one in graded)

@@ -20,6 +20,7 @@ SCALARS = (
     "entropy",
     "top1",  # the label is the student's likeliest token
     "gamma",
+    "kept",  # tokens whose label has any weight
     "teacher_tokens",  # tokens at which a teacher was given and says something
     "support_mass",  # the student's mass on the teacher's slots
     "teacher_tail",  # the teacher's mass outside its slots
@@ -55,6 +56,7 @@ def token_sums(
         entropy.sum(),
         (top1 == view.labels).sum(),
         gamma.sum(),
+        (q.gamma * q.scale != 0).sum(),
         *_teacher_sums(view),
     ]
     bins = (gamma * GAMMA_BINS).long().clamp(0, GAMMA_BINS - 1)

@@ -4,6 +4,8 @@ import inspect
 from dataclasses import dataclass
 
 from qsft.targets.checks import did_you_mean
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Target
 from qsft.targets.zoo import TARGETS
 
 COLUMNS = ("name", "γ", "π̃", "scale", "hyper-parameters", "needs", "reference")
@@ -72,6 +74,14 @@ def describe(name: str) -> str:
         f"hyper-parameters {e.hparams}\n{needs}reference        {e.reference}\n\n"
         f'make_target("{name}")        qsft train RECIPE --target {name}'
     )
+
+
+def formula(target: Target | LossTarget) -> str:
+    """A target in one line: "γ = p_y, π̃ = π_T, scale = 1", or the name of the loss it comes from."""
+    if isinstance(target, LossTarget):
+        return f"Q = p − ∂L/∂z, L = {target.record()['loss']}"
+    residual = "–" if target.residual is None else _formula(target.residual)
+    return f"γ = {_formula(target.trust)}, π̃ = {residual}, scale = {_formula(target.scale)}"
 
 
 def _formula(part: object) -> str:

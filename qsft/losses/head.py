@@ -1,0 +1,268 @@
+"""The fused head inside `model.forward`: where hidden states meet labels and teacher.
+
+This is the ONE place that shifts labels and gathers the head's weight. The head runs inside the model's own forward,
+chosen by a keyword, so that the hooks of DDP, FSDP2 and ZeRO fire as for any forward:
+
+    attach_target_head(model)
+    model(input_ids=…, labels=…, target=Target(…), teacher_ids=…, teacher_logps=…)   -> TargetOutput
+    model(input_ids=…)                                                              -> as before; generate too
+
+Rows of teacher and side inputs are aligned with `labels`: row t describes token t given the tokens before it.
+Floats that cross `forward` are carried as integers (`to_bits`), because ZeRO and FSDP2 round floats to bf16 on the way.
+"""
+
+import functools
+import types
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.utils.generic import ModelOutput
+
+from qsft.losses.fused import fused_label_logps, fused_target_loss
+from qsft.losses.reference import IGNORED
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Target
+from qsft.targets.view import Full, SideInputs, TopK
+
+_BITS = {torch.float16: torch.int16, torch.float32: torch.int32}
+_FLOATS = {bits: floats for floats, bits in _BITS.items()}
+
+TEACHER_INPUTS = ("teacher_ids", "teacher_logps", "teacher_label_logp")
+SIDE_INPUTS = ("ref_logp", "old_logp", "weight", "critical", "document")
+CARRIED_AS_BITS = ("teacher_logps", "teacher_label_logp", "ref_logp", "old_logp", "weight")
+
+
+@dataclass
+class TargetOutput(ModelOutput):
+    """What `model(…, target=…)` returns.
+
+    loss      Σ over label tokens of scale·CE(Q, p), differentiable; no auxiliary loss inside, divided by nobody yet
+    sums      the sums behind the metrics, under losses.sums.SUM_NAMES
+    aux_loss  the mixture-of-experts balancing loss, where the model has one
+    """
+
+    loss: Tensor | None = None
+    sums: Tensor | None = None
+    aux_loss: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """A model's output head, gathered and ready for matmuls."""
+
+    weight: Float[Tensor, "V H"]
+    bias: Float[Tensor, " V"] | None
+    softcap: float | None
+    logit_scale: float
+
+    @property
+    def shape_of_logits(self) -> dict[str, Any]:
+        """The keywords that the fused functions take."""
+        return {"bias": self.bias, "softcap": self.softcap, "logit_scale": self.logit_scale}
+
+    def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        """The logits of a few hidden states, as the model itself computes them; in float32 or wider."""
+        z = nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias) * self.logit_scale
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        return z if self.softcap is None else torch.tanh(z / self.softcap) * self.softcap
+
+
+def to_bits(values: Tensor) -> Tensor:
+    """Float16 or float32 as integers of the same width: nothing on the way can round them."""
+    return values.view(_BITS[values.dtype])
+
+
+def from_bits(bits: Tensor) -> Tensor:
+    """The floats that `to_bits` took apart; floats pass as they are."""
+    return bits.view(_FLOATS[bits.dtype]) if bits.dtype in _FLOATS else bits
+
+
+def base_causal_lm(model: nn.Module) -> nn.Module:
+    """The causal LM itself: without DDP's, torch.compile's and PEFT's wrapping."""
+    for wrapper in ("module", "_orig_mod"):
+        while isinstance(getattr(model, wrapper, None), nn.Module):
+            model = getattr(model, wrapper)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def attach_target_head(model: nn.Module) -> None:
+    """Teach `model.forward` the keywords `target=` and `label_logps=`; without them it is the forward it was.
+
+    Call it after PEFT has wrapped the model and before accelerate does. Attaching twice changes nothing.
+    """
+    base = base_causal_lm(model)
+    refuse_adapted_head(base)
+    if getattr(base.forward, "has_target_head", False):
+        return
+    original = base.forward
+
+    # The original signature stays visible: generate and Trainer read it.
+    @functools.wraps(type(base).forward)
+    def forward(
+        self: nn.Module,
+        *args: Any,
+        target: Target | LossTarget | None = None,
+        label_logps: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        if target is not None:
+            return _target_forward(self, args, kwargs, target)
+        return _label_logps_forward(self, args, kwargs) if label_logps else original(*args, **kwargs)
+
+    forward.has_target_head = True  # type: ignore[attr-defined]
+    base.forward = types.MethodType(forward, base)
+
+
+def label_logps(model: nn.Module, **inputs: Any) -> Float[Tensor, "B T"]:
+    """log p of every label token given the tokens before it (0 where ignored): no gradient, no full logits.
+
+    `inputs` are those of `model.forward` with `labels`; a model wrapped by DDP, FSDP2 or ZeRO is called as it is.
+    """
+    attach_target_head(model)
+    with torch.no_grad():
+        logps: Tensor = model(**inputs, label_logps=True)
+    return logps
+
+
+@contextmanager
+def gathered_head(model: nn.Module) -> Iterator[Head]:
+    """The head of `model` with its full weight, whatever ZeRO-3 or FSDP2 made of it.
+
+    It is looked up on every call: FSDP and PEFT replace parameters after the head was attached.
+    """
+    layer: Any = base_causal_lm(model).get_output_embeddings()  # type: ignore[operator]
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    # FSDP2: the backward of full_tensor() reshards the gradient.
+    if hasattr(weight, "full_tensor"):
+        weight = weight.full_tensor()
+        bias = bias.full_tensor() if bias is not None else None
+    with _zero3_gathered(weight, bias):
+        yield Head(weight, bias, *logit_transform(base_causal_lm(model).config))
+
+
+def logit_transform(config: Any) -> tuple[float | None, float]:
+    """(soft-cap, factor) that a model applies to its logits, by the names the architectures use."""
+    text = config.get_text_config()
+    softcap = getattr(text, "final_logit_softcapping", None)
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(text, name, None) is not None:
+            return softcap, float(getattr(text, name))
+    scaling = getattr(text, "logits_scaling", None)
+    if scaling is None:
+        return softcap, 1.0
+    # Granite and MiniCPM3 divide by it, HyperCLOVA X multiplies.
+    return softcap, float(scaling) if text.model_type == "hyperclovax" else 1.0 / float(scaling)
+
+
+def refuse_adapted_head(base: nn.Module) -> None:
+    """Raise when an adapter sits on the output head: its weight alone is then not what makes the logits."""
+    layer = base.get_output_embeddings()  # type: ignore[operator]
+    if layer is None:
+        raise ValueError(f"{type(base).__name__} has no output embedding, so there is nothing to train a target on.")
+    trains_a_copy = hasattr(layer, "modules_to_save")  # a plain full copy of the head: fine
+    if not trains_a_copy and (hasattr(layer, "base_layer") or hasattr(layer, "token_adapter")):
+        raise ValueError(
+            "an adapter on the output head (lm_head) is not supported: the fused head reads the head's own weight and "
+            'would leave the adapter out. Take "lm_head" out of target_modules, or train it fully with '
+            'modules_to_save=["lm_head"].'
+        )
+
+
+def _target_forward(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], target: Target | LossTarget
+) -> TargetOutput:
+    labels, inputs = _take(kwargs, "labels"), {name: kwargs.pop(name, None) for name in (*TEACHER_INPUTS, *SIDE_INPUTS)}
+    teacher, vocab_size = kwargs.pop("teacher", None), kwargs.pop("vocab_size", None)
+    hidden, keep, labels, aux_loss = _label_positions(model, args, kwargs, labels)
+    rows = {name: _rows(name, value, keep) for name, value in inputs.items() if value is not None}
+    if teacher is None and "teacher_ids" in rows:
+        teacher = TopK(rows["teacher_ids"].long(), rows["teacher_logps"], rows.get("teacher_label_logp"))
+    side = SideInputs(**{name: rows[name] for name in SIDE_INPUTS if name in rows}, vocab_size=vocab_size)
+    with gathered_head(model) as head:
+        out = _fused(hidden, head, labels, target, teacher, side)
+    return TargetOutput(loss=out.loss, sums=out.sums, aux_loss=aux_loss)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _fused(
+    hidden: Tensor,
+    head: Head,
+    labels: Tensor,
+    target: Target | LossTarget,
+    teacher: TopK | Full | None,
+    side: SideInputs,
+) -> Any:
+    return fused_target_loss(hidden, head.weight, labels, target, teacher, side=side, **head.shape_of_logits)
+
+
+def _label_logps_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Float[Tensor, "B T"]:
+    labels = _take(kwargs, "labels")
+    hidden, keep, kept_labels, _ = _label_positions(model, args, kwargs, labels)
+    with gathered_head(model) as head:
+        logps = fused_label_logps(hidden, head.weight, kept_labels, **head.shape_of_logits)
+    full = torch.zeros(labels.shape, dtype=logps.dtype, device=logps.device)
+    full[:, 1:][keep] = logps
+    return full
+
+
+def _label_positions(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: Int[Tensor, "B T"]
+) -> tuple[Float[Tensor, "N H"], Tensor, Int[Tensor, " N"], Tensor | None]:
+    """Hidden states that predict a label, where they are, the labels themselves, and the auxiliary loss.
+
+    The state at t−1 predicts token t: this line is the package's only shift.
+    """
+    kwargs["use_cache"] = False
+    if getattr(model.config.get_text_config(), "output_router_logits", False):  # type: ignore[union-attr, operator]
+        kwargs.setdefault("output_router_logits", True)
+    outputs = model.base_model(*args, **kwargs)  # type: ignore[operator]
+    states, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:]
+    keep = labels.to(states.device) != IGNORED
+    # With device_map the backbone may end on another device than the head.
+    device = model.get_output_embeddings().weight.device  # type: ignore[operator]
+    hidden, keep, labels = states[keep].to(device), keep.to(device), labels.to(device)
+    return hidden, keep, labels[keep], _aux_loss(model, outputs, kwargs)
+
+
+def _rows(name: str, value: Tensor, keep: Tensor) -> Tensor:
+    """The rows of a [B, T, …] input at label positions, shifted with the labels; bits are floats again."""
+    rows = value.to(keep.device)[:, 1:][keep]
+    return from_bits(rows) if name in CARRIED_AS_BITS else rows
+
+
+def _aux_loss(model: Any, outputs: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    if not kwargs.get("output_router_logits") or getattr(outputs, "router_logits", None) is None:
+        return None
+    # Every mixture-of-experts family of transformers takes its balancing loss from Mixtral's.
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    config = model.config.get_text_config()
+    loss = load_balancing_loss_func(
+        outputs.router_logits, config.num_experts, config.num_experts_per_tok, kwargs.get("attention_mask")
+    )
+    return torch.as_tensor(loss)
+
+
+def _zero3_gathered(*parameters: Tensor | None) -> AbstractContextManager[Any]:
+    """Gathers ZeRO-3 partitions for the time they are used; tied heads are gathered already."""
+    partitioned = [p for p in parameters if p is not None and hasattr(p, "ds_id")]
+    if not partitioned:
+        return nullcontext()
+    import deepspeed
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    missing = [p for p in partitioned if p.ds_status == ZeroParamStatus.NOT_AVAILABLE]  # type: ignore[attr-defined]
+    gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(missing) if missing else nullcontext()
+    return gathered
+
+
+def _take(kwargs: dict[str, Any], name: str) -> Tensor:
+    value = kwargs.pop(name, None)
+    if value is None:
+        raise ValueError(f"model(…, target=…) needs `{name}`: pass the batch's {name} [B, T], −100 where ignored.")
+    return value  # type: ignore[no-any-return]

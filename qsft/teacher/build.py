@@ -1,0 +1,216 @@
+"""Run a teacher over a tokenised data set and keep what it says: resumes, appends, divides over processes.
+
+Only documents that are not in the cache are computed. Processes (RANK and WORLD_SIZE, as torchrun and `accelerate launch`
+set them) share the batches of one plan and wait for each other by looking at published shards, never in a collective.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from qsft.losses.head import base_causal_lm
+from qsft.teacher.capture import teacher_rows
+from qsft.teacher.encoding import row_bytes
+from qsft.teacher.format import IGNORED, TeacherCache
+from qsft.teacher.identity import (
+    VOCABULARY,
+    Identity,
+    describe_tokenizer,
+    refuse_other_teacher,
+    refuse_other_tokenizer,
+    settings_differ,
+    vocabulary_of,
+)
+from qsft.teacher.manifest import FILE, create_manifest
+from qsft.teacher.plan import Plan, plan_capture
+from qsft.teacher.progress import CaptureProgress
+from qsft.teacher.publish import make_directory, probe, publish
+from qsft.teacher.shard import Shard, published
+from qsft.teacher.source import TeacherSource
+from qsft.teacher.writer import Computed, ShardWriter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+POLL_SECONDS = 0.2
+
+
+def build_cache(
+    dataset: Sequence[Mapping[str, Any]],
+    teacher: str | Path | nn.Module,
+    path: str | Path,
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    k: int = 64,
+    encoding: str = "exact",
+    top_p: float | None = None,
+    min_k: int = 1,
+    batch_tokens: int = 16_384,
+    dtype: str | torch.dtype | None = None,
+    revision: str | None = None,
+    device: str | torch.device | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    shard_bytes: int = 256 << 20,
+    patience: float = 1800.0,
+    progress: bool = True,
+) -> TeacherCache:
+    """The cache at `path` after every document of `dataset` is in it; only missing ones are computed.
+
+    dataset       rows with `input_ids` and `labels` (−100: ignored), as training will see them
+    teacher       a causal LM, a path, or a hub id (with `revision`), loaded in its own dtype unless `dtype` is given
+    tokenizer     the one the data were tokenised with; it must be the teacher's
+    encoding      "exact" (387 bytes per label token at k = 64) or "compact" (214 bytes, KL below 1e-5)
+    top_p         keep only the slots that hold this share of the mass, between `min_k` and k of them
+    batch_tokens  tokens per forward, padding included
+    patience      seconds without a new shard after which a process no longer waits for the others
+    """
+    path = Path(path)
+    plan = plan_capture(dataset, batch_tokens)
+    source = TeacherSource(teacher, dtype=dtype, revision=revision, device=device, model_kwargs=model_kwargs)
+    settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k}
+    make_directory(path)
+    cache = _open_matching(path, source, tokenizer, settings)
+    missing = plan.missing(cache)
+    if missing.any():
+        probe(path)
+        source.refuse_other_tokenizer(tokenizer)
+        model = source.load()
+        identity = _claim(path, source, model, tokenizer, settings)
+        plan.check_ids(identity.vocab_size)
+        _require_space(path, identity, plan, missing, cache)
+        _capture(model, identity, path, plan, missing, shard_bytes, progress)
+        _wait_for_others(path, {plan.keys[i] for i in np.flatnonzero(missing)}, patience, progress)
+    return _finished(path)
+
+
+def _open_matching(
+    path: Path, source: TeacherSource, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any]
+) -> TeacherCache | None:
+    """The cache that is there already, if this capture may continue it."""
+    if not (path / FILE).is_file():
+        shards = published(path)
+        if not shards:
+            return None
+        create_manifest(path, Identity.read(Shard(shards[0]).identity))  # it was lost; every shard knows it
+    cache = TeacherCache(path)
+    identity = cache.manifest.identity
+    settings_differ(identity, path, **settings | {"k": min(settings["k"], identity.vocab_size)})
+    if identity.tokenizer["digest"] != describe_tokenizer(tokenizer)["digest"]:
+        cache.check_student(tokenizer)
+    refuse_other_teacher(identity.teacher, source.describe(), path)
+    return cache
+
+
+def _claim(
+    path: Path, source: TeacherSource, model: nn.Module, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any]
+) -> Identity:
+    """The identity under which this capture writes: its own in a new directory, else the one that is there."""
+    vocab_size = base_causal_lm(model).get_output_embeddings().weight.shape[0]
+    given = {"vocab_size": vocab_size, "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    settings = settings | given | {"k": min(settings["k"], vocab_size)}
+    own = Identity(teacher=source.describe(), tokenizer=describe_tokenizer(tokenizer), **settings)
+    identity = create_manifest(path, own).identity
+    settings_differ(identity, path, **settings)
+    refuse_other_teacher(identity.teacher, own.teacher, path)
+    if identity.tokenizer["digest"] != own.tokenizer["digest"]:
+        refuse_other_tokenizer((path / VOCABULARY).read_bytes(), vocabulary_of(tokenizer), "the tokenizer of the data")
+    if not (path / VOCABULARY).is_file():
+        publish(path / VOCABULARY, vocabulary_of(tokenizer))
+    return identity
+
+
+def _require_space(path: Path, identity: Identity, plan: Plan, missing: np.ndarray, cache: TeacherCache | None) -> None:
+    """OSError before the first batch when the disk cannot hold what is missing."""
+    measured = cache.manifest.measured if cache is not None else {}
+    per_token = measured.get("bytes_per_label_token") or row_bytes(identity.encoding, identity.k, identity.vocab_size)
+    needed, free = int(plan.labels[missing].sum() * per_token), shutil.disk_usage(path).free
+    if needed <= free:
+        return
+    words = f"the teacher cache needs about {needed / 1e9:.2f} GB more in {path}, where {free / 1e9:.2f} GB are free"
+    if identity.top_p is not None and not measured:
+        print(f"{words} if every row kept all k slots; top_p will keep fewer.", file=sys.stderr)
+        return
+    raise OSError(f"{words}. Free some space, choose another directory, or use encoding='compact' or top_p=0.99.")
+
+
+def _capture(
+    model: nn.Module, identity: Identity, path: Path, plan: Plan, missing: np.ndarray, shard_bytes: int, progress: bool
+) -> None:
+    """Compute and publish this process's batches."""
+    rank, world = _rank()
+    mine = [batch for batch in plan.batches[rank::world] if missing[batch].any()]
+    total = sum(int(missing[batch].sum()) for batch in mine)
+    with (
+        CaptureProgress(total, show=progress and rank == 0, what=f"teacher cache {path}") as bar,
+        ShardWriter(path, identity, shard_bytes) as writer,
+    ):
+        for batch in mine:
+            writer.put(_compute(model, identity.k, plan, batch, missing))
+            wanted = batch[missing[batch]]
+            bar.advance(len(wanted), int(plan.labels[wanted].sum()), writer.bytes_written)
+
+
+def _compute(model: nn.Module, k: int, plan: Plan, batch: np.ndarray, missing: np.ndarray) -> Computed:
+    """One batch through the teacher: documents padded on the right, positions counted per document."""
+    tokens = [plan.tokens(place) for place in batch]
+    width = max(document.shape[1] for document in tokens)
+    input_ids, mask = (
+        torch.zeros(len(tokens), width, dtype=torch.long),
+        torch.zeros(len(tokens), width, dtype=torch.long),
+    )
+    labels = torch.full_like(input_ids, IGNORED)
+    for row, document in enumerate(tokens):
+        length = document.shape[1]
+        input_ids[row, :length], labels[row, :length] = torch.from_numpy(document.astype(np.int64))
+        mask[row, :length] = 1
+    device = base_causal_lm(model).get_input_embeddings().weight.device
+    positions = torch.arange(width).expand_as(input_ids)
+    inputs = [tensor.to(device) for tensor in (input_ids, labels, mask, positions)]
+    keys = [plan.keys[place] for place in batch]
+    counts = plan.labels[batch].tolist()
+    return Computed(teacher_rows(model, *inputs, k=k), keys, tokens, counts, missing[batch].tolist())
+
+
+def _wait_for_others(path: Path, outstanding: set[bytes], patience: float, progress: bool) -> None:
+    """Return when every document is published; a process that died must not keep the others for ever."""
+    seen: set[Path] = set()
+    last_news, told = time.monotonic(), False
+    while True:
+        for shard in set(published(path)) - seen:
+            seen.add(shard)
+            outstanding -= {key.tobytes() for key in Shard(shard).keys}
+            last_news = time.monotonic()
+        if not outstanding:
+            return
+        if time.monotonic() - last_news > patience:
+            raise ValueError(
+                f"{len(outstanding)} documents of the teacher cache {path} did not come from the other processes within "
+                f"{patience:.0f} s. One of them probably died; what it published stays. Run the same command again."
+            )
+        if progress and not told:
+            print(f"teacher cache {path}: waiting for {len(outstanding)} documents of other processes", file=sys.stderr)
+            told = True
+        time.sleep(POLL_SECONDS)
+
+
+def _finished(path: Path) -> TeacherCache:
+    """The cache, with its manifest brought up to date by the first process."""
+    cache = TeacherCache(path)
+    manifest = cache.manifest.with_shards(cache.shards)
+    if _rank()[0] == 0 and manifest != cache.manifest:
+        publish(path / FILE, manifest.render())
+    cache.manifest = manifest
+    return cache
+
+
+def _rank() -> tuple[int, int]:
+    """This process's number and how many there are."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,204 @@
+"""The teacher cache on disk: a directory of manifest.json, vocabulary.json and self-describing shards.
+
+A document is a unit of attention: an unpacked row, or one segment of a packed row. Its key is a digest of its tokens and
+labels, so a teacher row can never belong to other tokens, whatever the order, the batch or the packing.
+Row t describes the distribution of token t given the tokens before t, for every label position t.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from qsft.targets.view import TopK
+from qsft.teacher.encoding import Rows
+from qsft.teacher.identity import VOCABULARY, refuse_other_tokenizer, vocabulary_of
+from qsft.teacher.manifest import check_listed, read_manifest
+from qsft.teacher.shard import DamagedShard, Shard, published
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from qsft.teacher.verify import Verification
+
+IGNORED = -100
+Tokens = Any  # a list, a numpy array or a tensor of integers
+
+
+def document_key(input_ids: Tokens, labels: Tokens) -> bytes:
+    """16 bytes that name a document: a digest of its token ids and labels, the first label taken as ignored.
+
+    Nothing predicts the first token, and padding-free collation masks its label: it must not change the key.
+    """
+    ids, targets = _document(input_ids, labels)
+    targets = targets.copy()
+    targets[:1] = IGNORED
+    return hashlib.blake2b(ids.tobytes() + targets.tobytes(), digest_size=16, person=b"qsft document").digest()
+
+
+def label_positions(labels: Tokens) -> np.ndarray:
+    """The positions t ≥ 1 with a label, in order: the rows a cache holds for a document."""
+    positions = np.flatnonzero(_integers(labels) != IGNORED)
+    return positions[positions > 0]
+
+
+class TeacherCache:
+    """A published cache: documents in, the teacher's top-k at their label positions out.
+
+    Opening reads the shards' indexes; payloads stay on disk, memory-mapped. It pickles as its path.
+    A checksum is checked at every lookup.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.manifest = read_manifest(self.path)
+        check_listed(self.path, self.manifest)
+        self.shards = [self._open(shard) for shard in published(self.path)]
+        self._codec = self.manifest.identity.codec
+        counts = [len(shard) for shard in self.shards]
+        keys = np.concatenate([shard.keys for shard in self.shards] or [np.zeros((0, 16), np.uint8)])
+        order = np.argsort(_comparable(keys), kind="stable")  # of two copies of a document the first one is read
+        self._keys = _comparable(keys)[order]
+        self._shard_of = np.repeat(np.arange(len(counts)), counts)[order]
+        self._place_of = np.concatenate([np.arange(count) for count in counts] or [np.zeros(0, int)])[order]
+
+    def __reduce__(self) -> tuple:
+        return TeacherCache, (self.path,)
+
+    def __repr__(self) -> str:
+        identity = self.manifest.identity
+        name, form = identity.teacher.get("name"), f"k={identity.k}, encoding={identity.encoding!r}"
+        return f"TeacherCache({str(self.path)!r}, teacher={name!r}, {form}, documents={len(self)})"
+
+    def __len__(self) -> int:
+        """Documents in the cache; a document two captures wrote counts once."""
+        return int((self._keys[1:] != self._keys[:-1]).sum()) + 1 if len(self._keys) else 0
+
+    def __contains__(self, document: bytes | Mapping[str, Tokens]) -> bool:
+        if isinstance(document, bytes):
+            return self._find(document) is not None
+        return self.has(document["input_ids"], document["labels"])
+
+    @property
+    def k(self) -> int:
+        """Slots per row."""
+        return self.manifest.identity.k
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the teacher's head."""
+        return self.manifest.identity.vocab_size
+
+    def has(self, input_ids: Tokens, labels: Tokens) -> bool:
+        """Whether a lookup would succeed; a document without a label has nothing to look up."""
+        return not len(label_positions(labels)) or document_key(input_ids, labels) in self
+
+    def lookup(self, input_ids: Tokens, labels: Tokens) -> TopK:
+        """The teacher at the document's label positions, in order: ids int32 [n,k], log-probs and label_logp fp16."""
+        n = len(label_positions(labels))
+        if not n:
+            empty = np.zeros((0, self.k), np.float16)
+            return TopK(*map(torch.from_numpy, (empty.astype(np.int32), empty, empty[:, 0])))
+        rows = self.lookup_arrays(document_key(input_ids, labels))
+        if len(rows.ids) != n:
+            raise ValueError(f"the cache {self.path} holds {len(rows.ids)} rows for a document with {n} labels.")
+        return TopK(*(torch.from_numpy(np.ascontiguousarray(array)) for array in rows))
+
+    def lookup_arrays(self, key: bytes) -> Rows:
+        """The rows (ids, logps, label_logp) of the document named `key`, as numpy arrays."""
+        place = self._find(key)
+        if place is None:
+            raise ValueError(
+                f"document {key.hex()} is not in the teacher cache {self.path} ({len(self)} documents). The data differ from "
+                "what was captured; `qsft cache build` with the same recipe adds what is missing."
+            )
+        return self.shards[self._shard_of[place]].read(int(self._place_of[place]), self._codec)
+
+    def missing(self, documents: Iterable[Mapping[str, Tokens]], *, check: bool = True) -> list[int]:
+        """Indices of the documents the cache lacks; with `check`, DamagedShard if the bytes of one it has are damaged."""
+        absent = []
+        for index, document in enumerate(numpy_documents(documents)):
+            if not len(label_positions(document["labels"])):
+                continue
+            place = self._find(document_key(document["input_ids"], document["labels"]))
+            if place is None:
+                absent.append(index)
+            elif check:
+                self.shards[self._shard_of[place]].check(int(self._place_of[place]))
+        return absent
+
+    def check_student(self, tokenizer: "PreTrainedTokenizerBase | None" = None, vocab_size: int | None = None) -> None:
+        """ValueError unless a student speaks the cache's tokens; heads may differ in padding rows.
+
+        `vocab_size` is the number of rows of the student's head.
+        """
+        if tokenizer is not None:
+            refuse_other_tokenizer(self._vocabulary, vocabulary_of(tokenizer), "the student's tokenizer")
+        tokens = self.manifest.identity.tokenizer["tokens"]
+        if vocab_size is not None and vocab_size < tokens:
+            raise ValueError(
+                f"the student's head has {vocab_size} rows, but the tokenizer of the teacher cache {self.path} has {tokens} "
+                "tokens. Use a student that shares the teacher's tokenizer."
+            )
+
+    def verify(self) -> "Verification":
+        """What is wrong with the cache, file by file: every checksum and bound is checked."""
+        from qsft.teacher.verify import verify_cache
+
+        return verify_cache(self.path)
+
+    def samples(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The few (input_ids, labels) that the shards keep whole, to check against a teacher."""
+        return [document for shard in self.shards for document in shard.sample()]
+
+    @cached_property
+    def _vocabulary(self) -> bytes:
+        path = self.path / VOCABULARY
+        return path.read_bytes() if path.is_file() else b""
+
+    def _open(self, path: Path) -> Shard:
+        shard = Shard(path)
+        if shard.identity != self.manifest.identity.json():
+            raise DamagedShard(path, "it was made by another capture than the manifest's (teacher, k or encoding)")
+        return shard
+
+    def _find(self, key: bytes) -> int | None:
+        """Where `key` stands in the sorted index."""
+        wanted = np.array(key, dtype="S16")
+        place = int(np.searchsorted(self._keys, wanted))
+        return place if place < len(self._keys) and self._keys[place] == wanted else None
+
+
+def numpy_documents(documents: Iterable[Mapping[str, Tokens]]) -> Iterable[Mapping[str, Tokens]]:
+    """The same documents; a `datasets.Dataset` yields numpy arrays instead of lists, which is several times faster."""
+    if hasattr(documents, "with_format") and hasattr(documents, "select_columns"):
+        return documents.select_columns(["input_ids", "labels"]).with_format("numpy")
+    return documents
+
+
+def _comparable(keys: np.ndarray) -> np.ndarray:
+    """16-byte keys as one sortable array; equal lengths make numpy's padding rule harmless."""
+    return np.ascontiguousarray(keys).view("S16")[:, 0]
+
+
+def _document(input_ids: Tokens, labels: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    ids, targets = _integers(input_ids), _integers(labels)
+    if ids.shape != targets.shape:
+        raise ValueError(
+            f"a document has {ids.shape} input_ids and {targets.shape} labels; they must be one list each."
+        )
+    return ids, targets
+
+
+def _integers(values: Tokens) -> np.ndarray:
+    """One dimension of int32, whatever came in."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    array = np.asarray(values, dtype=np.int32 if len(values) == 0 else None)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"a document's tokens must be a list of integers, not {array.dtype} of shape {array.shape}.")
+    return np.ascontiguousarray(array, dtype="<i4")

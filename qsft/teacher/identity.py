@@ -1,0 +1,181 @@
+"""Who made a cache: teacher, tokenizer, k and encoding; and the errors for whoever does not fit."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qsft.teacher.encoding import ENCODINGS, Codec
+from qsft.teacher.publish import digest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+VOCABULARY = "vocabulary.json"
+LARGEST_K, LARGEST_VOCABULARY = 65_535, 2**31 - 1
+BLOCK, BLOCKS = 4096, 256  # a weight file is sampled in 256 blocks; small files are read whole
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What must be equal for two captures to share a cache.
+
+    teacher     name, revision, files (name, size, digest of header and sampled blocks), weights (digest of sampled tensors)
+    tokenizer   digest of its vocabulary, number of ids, digest of its chat template (told, not compared)
+    vocab_size  rows of the teacher's head
+    dtype       what the teacher computed in; log-probs are always float32 before they are stored
+    """
+
+    teacher: dict[str, Any]
+    tokenizer: dict[str, Any]
+    vocab_size: int
+    k: int
+    encoding: str
+    top_p: float | None
+    min_k: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        _require(_is_int(self.vocab_size, 1, LARGEST_VOCABULARY), f"vocab_size={self.vocab_size!r}")
+        _require(_is_int(self.k, 1, min(LARGEST_K, self.vocab_size)), f"k={self.k!r} with vocab_size={self.vocab_size}")
+        _require(_is_int(self.min_k, 1, self.k), f"min_k={self.min_k!r} with k={self.k}")
+        _require(isinstance(self.encoding, str) and self.encoding in ENCODINGS, f"encoding={self.encoding!r}")
+        _require(self.top_p is None or _is_share(self.top_p), f"top_p={self.top_p!r}")
+        _require(isinstance(self.teacher, dict) and isinstance(self.tokenizer, dict), "teacher or tokenizer")
+        _require(_is_int(self.tokenizer.get("tokens"), 1, LARGEST_VOCABULARY), "the tokenizer's number of tokens")
+
+    @classmethod
+    def read(cls, values: object) -> "Identity":
+        """The identity of a manifest; ValueError for a missing or impossible value."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(values, dict) or set(values) != names:
+            raise ValueError(f"its identity does not consist of {', '.join(sorted(names))}")
+        return cls(**values)
+
+    def json(self) -> dict[str, Any]:
+        """The identity as the manifest and every shard carry it."""
+        return asdict(self)
+
+    @property
+    def codec(self) -> Codec:
+        """Encoder and decoder of the cache's payloads."""
+        return ENCODINGS[self.encoding](self.k, self.vocab_size)
+
+
+def settings_differ(cache: Identity, path: Path, **wanted: object) -> None:
+    """ValueError that lists every setting (k, encoding, ...) in which a capture differs from the cache."""
+    differing = {name: value for name, value in wanted.items() if getattr(cache, name) != value}
+    if differing:
+        lines = "; ".join(f"{name} is {getattr(cache, name)!r}, not {value!r}" for name, value in differing.items())
+        raise ValueError(
+            f"the teacher cache {path} was made with other settings: {lines}. "
+            "Ask for what the cache holds, or give a new directory for the new settings."
+        )
+
+
+def teacher_differs(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
+    """What shows that two teachers are not the same one; None when nothing does.
+
+    The strongest evidence both have decides: sampled weights, then weight files, then the name.
+    """
+    if cached.get("revision") and given.get("revision") and cached["revision"] != given["revision"]:
+        return f"revision {cached['revision']} of {cached.get('name')}, not {given['revision']}"
+    for evidence, words in (("weights", "other weights"), ("files", "other weight files")):
+        if cached.get(evidence) and given.get(evidence):
+            same = cached[evidence] == given[evidence]
+            return None if same else f"{cached.get('name')} ({words} than those of {given.get('name')})"
+    return None if cached.get("name") == given.get("name") else f"{cached.get('name')}, not {given.get('name')}"
+
+
+def refuse_other_teacher(cached: dict[str, Any], given: dict[str, Any], path: Path) -> None:
+    """ValueError when the cache holds another teacher's distributions."""
+    difference = teacher_differs(cached, given)
+    if difference:
+        raise ValueError(
+            f"the teacher cache {path} holds the distributions of {difference}. "
+            "Give a new directory for the new teacher; two teachers never share a cache."
+        )
+
+
+def vocabulary_of(tokenizer: "PreTrainedTokenizerBase") -> bytes:
+    """The tokenizer's tokens by id as JSON (null where an id has none): the bytes whose digest pins it."""
+    by_id = {index: token for token, index in tokenizer.get_vocab().items()}
+    tokens = [by_id.get(index) for index in range(max(by_id) + 1)]
+    return json.dumps(tokens, ensure_ascii=False, indent=0).encode(errors="surrogatepass")
+
+
+def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """What the manifest says about a tokenizer."""
+    template = getattr(tokenizer, "chat_template", None)
+    return {
+        "digest": digest(vocabulary_of(tokenizer)),
+        "tokens": max(tokenizer.get_vocab().values()) + 1,
+        "chat_template": digest(json.dumps(template).encode()) if template else None,
+    }
+
+
+def refuse_other_tokenizer(cached: bytes, given: bytes, whose: str) -> None:
+    """ValueError that names the first token in which two vocabularies differ."""
+    if cached == given:
+        return
+    ours, theirs = _tokens(cached), json.loads(given)
+    for index in range(max(len(ours), len(theirs))):
+        pair = [tokens[index] if index < len(tokens) else None for tokens in (ours, theirs)]
+        if pair[0] != pair[1]:
+            there, here = ("no token" if token is None else repr(token) for token in pair)
+            raise ValueError(
+                f"{whose} is not the one the teacher cache was made with: id {index} is {there} in the cache "
+                f"and {here} here. Teacher rows speak in token ids: use a student that shares the teacher's tokenizer, or "
+                "build a cache with this one in a new directory."
+            )
+    raise ValueError(
+        f"{whose} is not the one the teacher cache was made with, and the cache's {VOCABULARY} is damaged."
+    )
+
+
+def describe_files(directory: Path) -> list[dict[str, Any]]:
+    """Name, size and digest of every weight file: safetensors where there are any, else .bin."""
+    found = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
+    return [{"file": f.name, "bytes": f.stat().st_size, "digest": _sampled_digest(f)} for f in found]
+
+
+def _sampled_digest(path: Path) -> str:
+    """Digest of a safetensors header and of 256 blocks spread over the file: two fine-tunes share the header."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        parts = [file.read(min(header, size))] if path.suffix == ".safetensors" else []
+        for start in _block_starts(size):
+            file.seek(start)
+            parts.append(file.read(BLOCK))
+    return digest(b"".join(parts))
+
+
+def _block_starts(size: int) -> Iterator[int]:
+    """The starts of up to BLOCKS blocks, spread evenly from the first byte to the last."""
+    count = min(BLOCKS, -(-size // BLOCK))
+    last = max(size - BLOCK, 0)
+    return (round(i * last / max(count - 1, 1)) for i in range(count))
+
+
+def _tokens(content: bytes) -> list[str | None]:
+    """The cache's vocabulary; empty when its file cannot be read."""
+    try:
+        tokens = json.loads(content)
+    except ValueError:
+        return []
+    return tokens if isinstance(tokens, list) else []
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"a teacher cache cannot have {what}")
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_share(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value <= 1  # type: ignore[operator]

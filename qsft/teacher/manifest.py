@@ -1,0 +1,160 @@
+"""manifest.json: what a cache is, for people and for programs.
+
+Its last line is the digest of everything above it, and its bytes are the only way to write its content: any flipped
+byte shows. The shards listed here are the ones of the last finished capture; what a running or killed capture has
+published since is read as well, because shards describe themselves.
+"""
+
+import json
+import platform
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from qsft.teacher.identity import Identity
+from qsft.teacher.publish import digest, publish
+from qsft.teacher.shard import NAME, DamagedShard, Facts, Shard
+
+FILE = "manifest.json"
+FORMAT, VERSION = "qsft teacher cache", 1
+LARGEST_BYTES = 64 << 20
+LIBRARIES = ("qsft", "torch", "transformers", "numpy", "safetensors")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Identity, library versions, shards {file: {documents, label_tokens, bytes}} and measured facts of a cache."""
+
+    identity: Identity
+    libraries: dict[str, str] = field(default_factory=dict)
+    shards: dict[str, dict[str, int]] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def render(self) -> bytes:
+        """The bytes of manifest.json."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "identity": self.identity.json(),
+            "libraries": self.libraries,
+            "shards": self.shards,
+            "measured": self.measured,
+        }
+        return _render(content | {"checksum": digest(_render(content))})
+
+    def with_shards(self, shards: list[Shard]) -> "Manifest":
+        """The same cache, told from the shards it has now."""
+        entries = {
+            shard.path.name: {
+                "documents": len(shard),
+                "label_tokens": int(shard.rows.sum()),
+                "bytes": shard.path.stat().st_size,
+            }
+            for shard in shards
+        }
+        return replace(self, shards=entries, measured=measure(shards, sum(e["bytes"] for e in entries.values())))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a cache, or a ValueError that says why it is none."""
+    path = directory / FILE
+    if not path.is_file():
+        raise ValueError(f"{directory} is not a teacher cache: it has no {FILE}. `qsft cache build` makes one.")
+    if path.stat().st_size > LARGEST_BYTES:
+        raise ValueError(f"{path} is larger than a manifest can be ({path.stat().st_size} bytes).")
+    raw = path.read_bytes()
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error}). {_LOST}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path} does not describe a {FORMAT}.")
+    if content.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has format version {content.get('version')!r}; this qsft reads version {VERSION}. "
+            "Use the qsft that wrote it, or build the cache again in a new directory."
+        )
+    manifest = _parse(content, path)
+    if manifest.render() != raw:
+        raise ValueError(f"{path} was altered: its checksum does not match. {_LOST}")
+    return manifest
+
+
+def create_manifest(directory: Path, identity: Identity) -> Manifest:
+    """The manifest of a new cache; of captures that start at once exactly one writes it, and all get that one."""
+    manifest = Manifest(identity, {"python": platform.python_version(), **_versions()})
+    publish(directory / FILE, manifest.render(), exclusive=True)
+    return read_manifest(directory)
+
+
+def measure(shards: list[Shard], total_bytes: int) -> dict[str, Any]:
+    """The measured facts of a cache: sizes, mean k, tail mass, and the error of its encoding."""
+    facts = sum((shard.facts for shard in shards), Facts())
+    if not facts.label_tokens:
+        return {}
+    return {
+        "documents": facts.documents,
+        "label_tokens": facts.label_tokens,
+        "bytes": total_bytes,
+        "bytes_per_label_token": round(facts.payload_bytes / facts.label_tokens, 3),
+        "index_bytes_per_document": round((total_bytes - facts.payload_bytes) / facts.documents, 1),
+        "mean_k": round(facts.slots / facts.label_tokens, 3),
+        "tail_mass": facts.tail_mass / facts.label_tokens,
+        "encoding_kl": facts.kl / max(facts.compared, 1),
+        "encoding_max_error": facts.max_error,
+        "encoding_compared_on": facts.compared,
+    }
+
+
+def check_listed(directory: Path, manifest: Manifest) -> None:
+    """DamagedShard when a shard the manifest lists is gone or has another size."""
+    for name, entry in manifest.shards.items():
+        path = directory / name
+        if not path.is_file():
+            raise DamagedShard(path, "the file is missing")
+        if path.stat().st_size != entry["bytes"]:
+            raise DamagedShard(path, f"it has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
+
+
+_LOST = (
+    "The shards are intact and describe themselves: move the file away and run the same `qsft cache build` again, "
+    "which writes a new one and computes nothing twice."
+)
+
+
+def _parse(content: dict[str, Any], path: Path) -> Manifest:
+    try:
+        identity = Identity.read(content.get("identity"))
+        parts = [content.get(name) for name in ("libraries", "shards", "measured")]
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("libraries, shards and measured must be objects")
+        manifest = Manifest(identity, *parts)  # type: ignore[arg-type]
+        for name, entry in manifest.shards.items():
+            _check_entry(name, entry)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be right: {error}. {_LOST}") from error
+    return manifest
+
+
+def _check_entry(name: str, entry: object) -> None:
+    """A shard is a plain file name of this directory, with sizes that can exist."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"it lists {name!r}, which is not the name of a shard")
+    sizes = [entry.get(key) for key in ("documents", "label_tokens", "bytes")] if isinstance(entry, dict) else [None]
+    if not all(type(size) is int and 0 < size < 2**50 for size in sizes):
+        raise ValueError(f"it lists impossible sizes for {name}: {entry}")
+
+
+def _render(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=2, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,181 @@
+"""A shard: a safetensors file that describes itself and is named after the digest of its bytes.
+
+    keys     uint8 [n,16]   the documents
+    rows     int32 [n]      label positions of each
+    offsets  int64 [n+1]    where its bytes lie in `payload`
+    crc      uint32 [n]     of key, rows and bytes
+    payload  uint8          one encoded document after the other (encoding.py)
+    sample_* a few whole documents, so that `qsft cache verify --teacher` needs no data set
+
+The header carries the cache's identity and what was measured while writing.
+"""
+
+import json
+import re
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from qsft.teacher.encoding import Codec, Rows
+from qsft.teacher.publish import digest, publish
+
+SUFFIX = ".safetensors"
+NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
+INDEX = {"keys": np.uint8, "rows": np.int32, "offsets": np.int64, "crc": np.uint32}
+SAMPLES, SAMPLE_SHARE = 64, 0.01
+
+
+class DamagedShard(ValueError):
+    """A shard whose bytes are not those that were published; `.path` names it."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.path = path
+        super().__init__(
+            f"shard {path.name} of the teacher cache {path.parent} is damaged: {why}. Run `qsft cache verify "
+            f"{path.parent} --drop` to remove it, then the same `qsft cache build` again: only its documents are computed."
+        )
+
+    def __reduce__(self) -> tuple:
+        return ValueError, self.args
+
+
+@dataclass
+class Facts:
+    """What was measured while writing; facts add up over shards."""
+
+    documents: int = 0
+    label_tokens: int = 0
+    payload_bytes: int = 0
+    slots: int = 0
+    tail_mass: float = 0.0  # summed over label tokens
+    compared: int = 0  # label tokens on which the encoding's error was measured
+    kl: float = 0.0  # summed over them
+    max_error: float = 0.0
+
+    @classmethod
+    def read(cls, facts: dict[str, Any]) -> "Facts":
+        """The facts of a header; ValueError unless each is a number ≥ 0."""
+        if not all(type(value) in (int, float) and 0 <= value < float("inf") for value in facts.values()):
+            raise ValueError("a measured fact is not a finite number ≥ 0")
+        return cls(**facts)
+
+    def __add__(self, other: "Facts") -> "Facts":
+        total = {name: value + getattr(other, name) for name, value in asdict(self).items()}
+        return Facts(**total | {"max_error": max(self.max_error, other.max_error)})
+
+
+@dataclass
+class Draft:
+    """Documents on their way into a shard."""
+
+    keys: list[bytes] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    tokens: list[np.ndarray] = field(default_factory=list)  # [2,T]: input_ids and labels
+    facts: Facts = field(default_factory=Facts)
+
+    def add(self, key: bytes, rows: int, payload: bytes, tokens: np.ndarray, facts: Facts) -> None:
+        """Append one encoded document."""
+        self.keys.append(key)
+        self.rows.append(rows)
+        self.payloads.append(payload)
+        self.tokens.append(tokens)
+        self.facts += facts
+
+    def publish(self, directory: Path, identity: dict[str, Any]) -> Path:
+        """Write the shard into `directory` under the digest of its bytes."""
+        content = save(self._tensors(), {"qsft": json.dumps({"identity": identity, "facts": asdict(self.facts)})})
+        path = directory / f"{digest(content)}{SUFFIX}"
+        publish(path, content)
+        return path
+
+    def _tensors(self) -> dict[str, np.ndarray]:
+        index = {
+            "keys": np.frombuffer(b"".join(self.keys), np.uint8).reshape(-1, 16),
+            "rows": np.array(self.rows, np.int32),
+            "offsets": np.cumsum([0, *map(len, self.payloads)], dtype=np.int64),
+            "crc": np.array([checksum(*entry) for entry in zip(self.keys, self.rows, self.payloads)], np.uint32),
+        }
+        return index | {"payload": np.frombuffer(b"".join(self.payloads), np.uint8)} | self._sample()
+
+    def _sample(self) -> dict[str, np.ndarray]:
+        """Up to 64 documents spread over the shard, at least one, about one percent of its size."""
+        budget = max(SAMPLE_SHARE * self.facts.payload_bytes / max(np.mean([t.nbytes for t in self.tokens]), 1), 1)
+        count = int(min(budget, SAMPLES, len(self.tokens)))
+        chosen = [self.tokens[i] for i in np.linspace(0, len(self.tokens) - 1, count).astype(int)]
+        return {
+            "sample_tokens": np.concatenate(chosen, axis=1).astype(np.int32),
+            "sample_offsets": np.cumsum([0, *(t.shape[1] for t in chosen)], dtype=np.int64),
+        }
+
+
+class Shard:
+    """A published shard: its index in memory, its payload memory-mapped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(path, framework="numpy")
+            header = json.loads((self._file.metadata() or {})["qsft"])
+            self.identity, self.facts = header["identity"], Facts.read(header["facts"])
+            index = {name: self._file.get_tensor(name) for name in INDEX}
+            self._payload = self._file.get_slice("payload")
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DamagedShard(path, f"its header cannot be read ({error})") from error
+        self.keys, self.rows, self._offsets, self._crc = index.values()
+        self._check_index(index)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, document: int, codec: Codec) -> Rows:
+        """The decoded rows of the `document`-th document, after its checksum was checked."""
+        payload = self._checked(document)
+        try:
+            return codec.decode(payload, int(self.rows[document]))
+        except ValueError as error:
+            raise DamagedShard(self.path, f"document {document}: {error}") from error
+
+    def check(self, document: int) -> None:
+        """DamagedShard when the document's bytes are not those that were written."""
+        self._checked(document)
+
+    def sample(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The (input_ids, labels) of the few documents the shard keeps whole."""
+        tokens, offsets = self._file.get_tensor("sample_tokens"), self._file.get_tensor("sample_offsets")
+        return [(tokens[0, a:b], tokens[1, a:b]) for a, b in zip(offsets[:-1], offsets[1:])]
+
+    def _checked(self, document: int) -> np.ndarray:
+        start, end = int(self._offsets[document]), int(self._offsets[document + 1])
+        payload = self._payload[start:end]
+        if checksum(self.keys[document].tobytes(), int(self.rows[document]), payload) != self._crc[document]:
+            raise DamagedShard(self.path, f"the checksum of document {document} does not match its bytes")
+        return payload
+
+    def _check_index(self, index: dict[str, np.ndarray]) -> None:
+        """An index that lies is refused before anything is allocated from it."""
+        n, size = len(self.keys), self._payload.get_shape()
+        shapes = {"keys": (n, 16), "rows": (n,), "offsets": (n + 1,), "crc": (n,)}
+        for name, array in index.items():
+            if array.shape != shapes[name] or array.dtype != INDEX[name]:
+                raise DamagedShard(self.path, f"its index {name!r} has shape {array.shape} and type {array.dtype}")
+        lengths = np.diff(self._offsets)
+        if len(size) != 1 or self._offsets[0] != 0 or self._offsets[-1] != size[0] or (lengths < 0).any():
+            raise DamagedShard(self.path, "its offsets do not cover its payload")
+        if (self.rows < 1).any() or (self.rows > lengths).any():
+            raise DamagedShard(self.path, "it claims more label positions than it has bytes")
+
+
+def checksum(key: bytes, rows: int, payload: bytes | np.ndarray) -> int:
+    """CRC-32 of a document's bytes, bound to its key and its number of rows."""
+    return zlib.crc32(payload, zlib.crc32(key + rows.to_bytes(4, "little", signed=True)))
+
+
+def published(directory: Path) -> list[Path]:
+    """The shards of a cache in a fixed order; whatever else lies in the directory is left alone."""
+    return sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))

@@ -1,0 +1,104 @@
+"""Where a capture's teacher comes from: a model, a path or a hub id. Remote code is never run."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import cached_file
+
+from qsft.teacher.identity import describe_files, refuse_other_tokenizer, vocabulary_of
+from qsft.teacher.publish import digest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAMPLED_VALUES = 64
+
+
+class TeacherSource:
+    """A teacher that is loaded when its first row is needed, and can be named before."""
+
+    def __init__(
+        self,
+        teacher: str | Path | nn.Module,
+        *,
+        dtype: str | torch.dtype | None = None,
+        revision: str | None = None,
+        device: str | torch.device | None = None,
+        model_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self._model = teacher if isinstance(teacher, nn.Module) else None
+        config = getattr(teacher, "config", None)
+        self.name = str(getattr(config, "_name_or_path", "") or type(teacher).__name__) if self._model else str(teacher)
+        self._given = self._model is not None
+        self._dtype, self._revision, self._device = _dtype(dtype), revision, device
+        self._model_kwargs = model_kwargs or {}
+
+    def describe(self) -> dict[str, Any]:
+        """Name, revision, weight files and, once the model is there, a digest of sampled weights."""
+        about: dict[str, Any] = {"name": self.name, "revision": self._revision, "files": [], "weights": None}
+        if not self._given:
+            about["revision"] = self._commit() or self._revision
+            about["files"] = self._files()
+        if self._model is not None:
+            about["weights"] = weights_digest(self._model)
+        return about
+
+    def load(self) -> nn.Module:
+        """The teacher in evaluation mode, on its device, in its own dtype unless another was asked for."""
+        if self._model is None:
+            self._model = AutoModelForCausalLM.from_pretrained(
+                self.name, revision=self._revision, dtype=self._dtype or "auto", **self._model_kwargs
+            )
+            if "device_map" not in self._model_kwargs:
+                self._model.to(self._device or default_device())
+        return self._model.eval()
+
+    def refuse_other_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """ValueError when the teacher comes with a tokenizer that is not the one of the data."""
+        if self._given:
+            return
+        try:
+            own = AutoTokenizer.from_pretrained(self.name, revision=self._revision)
+        except (OSError, ValueError, KeyError):
+            return  # a directory of weights alone has nothing to compare
+        refuse_other_tokenizer(vocabulary_of(own), vocabulary_of(tokenizer), "the tokenizer of the data")
+
+    def _commit(self) -> str | None:
+        return getattr(AutoConfig.from_pretrained(self.name, revision=self._revision), "_commit_hash", None)
+
+    def _files(self) -> list[dict[str, Any]]:
+        """The weight files on this machine; a hub model that was not downloaded yet has none."""
+        config = cached_file(self.name, "config.json", revision=self._revision)
+        return describe_files(Path(config).parent)
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Digest of 64 values of every parameter, evenly spread, as float32."""
+    parts = []
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().reshape(-1)
+        places = np.linspace(0, max(flat.numel() - 1, 0), min(SAMPLED_VALUES, flat.numel())).astype(np.int64)
+        values = flat[torch.from_numpy(places).to(flat.device)].float().cpu().numpy().astype("<f4")
+        parts.append(f"{name}{tuple(parameter.shape)}".encode() + values.tobytes())
+    return digest(b"".join(parts))
+
+
+def default_device() -> torch.device:
+    """This process's accelerator, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype {dtype!r} is not one of torch's; say 'bfloat16', 'float16' or 'float32'.")
+    return found

@@ -1,0 +1,125 @@
+"""The thread that encodes and publishes while the next batch is computed."""
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from qsft.targets.view import TopK
+from qsft.teacher.encoding import Codec, Rows, truncate
+from qsft.teacher.identity import Identity
+from qsft.teacher.shard import Draft, Facts
+
+WAITING_BATCHES = 4  # computed, not yet encoded
+SHARD_SECONDS = 60.0  # a shard is published at least this often: what a kill costs, and how ranks see each other
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A batch as the teacher returned it: all rows, and for each document its key, tokens, rows and whether to keep it."""
+
+    rows: TopK
+    keys: list[bytes]
+    tokens: list[np.ndarray]
+    counts: list[int]
+    wanted: list[bool]
+
+
+class ShardWriter:
+    """Takes computed batches, leaves published shards. Errors of the thread are raised by the next `put` or at the end."""
+
+    def __init__(self, directory: Path, identity: Identity, shard_bytes: int) -> None:
+        self.bytes_written = 0
+        self._directory, self._identity, self._shard_bytes = directory, identity, shard_bytes
+        self._codec, self._draft, self._since = identity.codec, Draft(), time.monotonic()
+        self._queue: queue.Queue[Computed | None] = queue.Queue(WAITING_BATCHES)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="teacher cache writer", daemon=True)
+
+    def __enter__(self) -> "ShardWriter":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Publish what is left, also after an error of the capture: finished rows are never thrown away."""
+        self._queue.put(None)
+        self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
+
+    def put(self, batch: Computed) -> None:
+        """Hand over a batch; blocks while too many wait."""
+        if self._error is not None:
+            raise self._error
+        self._queue.put(batch)
+
+    def _run(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            if self._error is None:  # after an error the queue is only emptied, so that nobody blocks
+                self._guard(self._add, batch)
+        self._guard(self._publish)
+
+    def _guard(self, step: object, *args: object) -> None:
+        try:
+            step(*args)  # type: ignore[operator]
+        except Exception as error:  # carried to the thread that computes
+            self._error = self._error or error
+
+    def _add(self, batch: Computed) -> None:
+        rows = Rows(*(column.cpu().numpy() for column in (batch.rows.ids, batch.rows.logps, batch.rows.label_logp)))
+        refuse_nan(rows)
+        ends = np.cumsum(batch.counts)
+        for i, (key, tokens, count) in enumerate(zip(batch.keys, batch.tokens, batch.counts)):
+            if batch.wanted[i]:
+                document = Rows(*(column[ends[i] - count : ends[i]] for column in rows))
+                self._encode(key, tokens, document, compare=not self._draft.keys)
+        full = self._draft.facts.payload_bytes >= self._shard_bytes
+        if full or time.monotonic() - self._since > SHARD_SECONDS:
+            self._publish()
+
+    def _encode(self, key: bytes, tokens: np.ndarray, rows: Rows, compare: bool) -> None:
+        rows = truncate(rows, self._identity.top_p, self._identity.min_k)
+        payload = self._codec.encode(rows)
+        facts = measure(rows, payload, self._codec if compare else None)
+        self._draft.add(key, len(rows.label_logp), payload, tokens, facts)
+        self.bytes_written += len(payload)
+
+    def _publish(self) -> None:
+        draft, self._draft, self._since = self._draft, Draft(), time.monotonic()
+        if draft.keys:
+            draft.publish(self._directory, self._identity.json())
+
+
+def measure(rows: Rows, payload: bytes, codec: Codec | None) -> Facts:
+    """The facts of one document; with `codec` the error of its encoding too, against the teacher's own float32."""
+    live = rows.logps > -np.inf
+    mass = np.where(live, np.exp(rows.logps.astype(np.float64)), 0.0)
+    tail = np.clip(1.0 - mass.sum(axis=1), 0.0, 1.0).sum()
+    facts = Facts(1, len(live), len(payload), int(live.sum()), float(tail))
+    if codec is not None:
+        decoded = codec.decode(np.frombuffer(payload, np.uint8), len(live)).logps
+        facts.compared, facts.max_error = len(live), float(np.abs(np.where(live, decoded - rows.logps, 0.0)).max())
+        facts.kl = float(encoding_kl(np.where(live, rows.logps, -np.inf), decoded).sum())
+    return facts
+
+
+def encoding_kl(exact: np.ndarray, decoded: np.ndarray) -> np.ndarray:
+    """KL(exact ‖ decoded) per row, both renormalised over the row's slots."""
+    live = exact > -np.inf
+    p, q = (np.where(live, np.exp(x.astype(np.float64)), 0.0) for x in (exact, decoded))
+    gap = np.where(live, exact.astype(np.float64) - np.where(live, decoded, 0.0), 0.0)
+    total_p, total_q = p.sum(axis=1), q.sum(axis=1)
+    return (p * gap).sum(axis=1) / total_p - np.log(total_p / total_q)
+
+
+def refuse_nan(rows: Rows) -> None:
+    """ValueError when the teacher returned something that is not a distribution."""
+    if np.isnan(rows.logps).any() or np.isnan(rows.label_logp).any():
+        raise ValueError(
+            "the teacher returned NaN for a document, so nothing of this batch was stored; what was published stays. "
+            "Its weights may be damaged, or its dtype too narrow: try `dtype='float32'` or 'bfloat16'."
+        )

@@ -14,6 +14,7 @@ from qsft.data.read import one_of
 from qsft.data.sources import Source
 
 IGNORE = -100
+ROW = "__row__"  # column with the index into the source; taken out again before training
 
 
 class Encoder:
@@ -30,14 +31,14 @@ class Encoder:
         rows = (dict(zip(batch, values)) for values in zip(*batch.values()))
         pairs = [(i, pair) for i, row in zip(indices, rows) if (pair := self.source.demonstration(row, self.response))]
         if not pairs:
-            return {"input_ids": [], "labels": [], "row": []}
+            return {"input_ids": [], "labels": [], ROW: []}
         prompt, end = PROMPTS[self.prompt], self.tokenizer.eos_token_id
         prompts = self._ids([render_prompt(self.tokenizer, question, prompt) for _, (question, _) in pairs])
         responses = [[*ids, end] for ids in self._ids([answer for _, (_, answer) in pairs])]
         return {
             "input_ids": [p + r for p, r in zip(prompts, responses)],
             "labels": [[IGNORE] * len(p) + r for p, r in zip(prompts, responses)],
-            "row": [i for i, _ in pairs],
+            ROW: [i for i, _ in pairs],
         }
 
     def _ids(self, texts: list[str]) -> list[list[int]]:

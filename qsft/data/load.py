@@ -15,7 +15,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from qsft.data.encode import IGNORE, Encoder
+from qsft.data.encode import IGNORE, ROW, Encoder
 from qsft.data.prompts import PROMPTS
 from qsft.data.read import one_of, read_rows, require_columns
 from qsft.data.sources import SOURCES, Source
@@ -92,12 +92,12 @@ def load_training_data(
     rows = read_rows(settings.dataset, source, settings) if rows is None else rows
     counts = {"read": len(rows)}
     if source is None:
-        rows, choices = rows.add_column("row", range(len(rows))), {}
+        rows, choices = rows.add_column(ROW, range(len(rows))), {}
     else:
         rows, choices = _documents(rows, source, settings, tokenizer, max_length, num_proc, counts)
     rows = _sample(rows, settings, multiple_of, counts)
-    manifest = {**_origin(settings, source), **choices, "rows": counts, **_row_ids(rows["row"])}
-    return TrainingData(rows.remove_columns("row"), manifest)
+    manifest = {**_origin(settings, source), **choices, "rows": counts, **_row_ids(rows[ROW])}
+    return TrainingData(rows.remove_columns(ROW), manifest)
 
 
 def _documents(

@@ -1,0 +1,57 @@
+"""`qsft train`: run a recipe, or a training given by options alone."""
+
+import argparse
+
+EXAMPLES = """\
+examples:
+  qsft train numina_qwen_math_1p5b --dry_run              what the packaged recipe would do here
+  qsft train recipes/numina_qwen_math_1p5b.yaml --target sft
+  qsft train recipes/m23k_llama_8b.yaml --accelerate_config zero3 --num_processes 8
+  qsft train --model_name_or_path Qwen/Qwen3-0.6B --dataset trl-lib/Capybara --target dft --output_dir out
+  accelerate launch recipes/numina_qwen_math_1p5b.yaml    the same without this command
+  qsft train --keys                                       every key with its help
+"""
+
+
+def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `qsft train`."""
+    parser = commands.add_parser(
+        "train",
+        usage="qsft train [RECIPE] [--accelerate_config NAME] [--key value ...]",
+        help="train a recipe: data, teacher cache, training",
+        description=(
+            "Train RECIPE (a file, or the name of a packaged recipe) with any of its keys replaced, or a training "
+            "given by options alone. --accelerate_config runs it on several processes: ddp, fsdp2, zero3 or a file."
+        ),
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    # The keys of three dataclasses are too many for argparse, and `--target sft` must not take `sft` for the recipe.
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or re-start under accelerate, or list the keys."""
+    words = [*args.overrides, *args.words]
+    if "--keys" in words:
+        _print_keys()
+        return 0
+    from qsft.recipe.read import read_recipe
+    from qsft.recipe.run import relaunch, split_words, train
+
+    config, rest = split_words(words, ("accelerate_config",))
+    recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
+    if config:
+        relaunch(config[-1].rpartition("=")[2], [*([recipe] if recipe else []), *rest])
+    if recipe is None and not rest:
+        raise ValueError("nothing to train is given. Name a recipe, or give --model_name_or_path and --dataset.")
+    return train(read_recipe(recipe, rest))
+
+
+def _print_keys() -> None:
+    from qsft.recipe.settings import keys
+    from qsft.recipe.values import describe
+
+    for name, key in keys().items():
+        print(f"--{name}  ({describe(key.hint)})\n    {' '.join(key.help.split())}")

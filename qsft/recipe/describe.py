@@ -1,0 +1,126 @@
+"""What a run says about itself: before it (dry run), after it (what next), and when it was stopped (how to resume)."""
+
+import os
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from qsft.recipe.run import split_words
+
+if TYPE_CHECKING:
+    from qsft.recipe.job import Job
+
+
+def dry_run(job: "Job") -> None:
+    """Print the resolved configuration, the data, the steps and the state of the cache, in the order they are known."""
+    for title, lines in (
+        ("configuration", configuration(job)),
+        ("data", data(job)),
+        ("steps", steps(job)),
+        ("teacher", teacher(job)),
+    ):
+        print(f"\n{title}", flush=True)
+        for name, value in lines:
+            print(f"  {name:<30} {value}", flush=True)
+    print("\nNothing was trained: leave --dry_run out to start.")
+
+
+def configuration(job: "Job") -> Iterator[tuple[str, Any]]:
+    """Every value the recipe sets, as resolved for this machine."""
+    yield "recipe", job.recipe.path or "the command line"
+    resolved = {**vars(job.settings), **vars(job.model), **vars(job.args)}
+    derived = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")
+    for name in dict.fromkeys([*job.recipe.values, *derived]):
+        if name != "dry_run":
+            yield name, resolved[name]
+    yield "processes", job.args.world_size
+
+
+def data(job: "Job") -> Iterator[tuple[str, Any]]:
+    """Where the rows come from, how many there are at each stage, and the first one as text."""
+    manifest = job.data.manifest
+    yield "from", manifest["from"]
+    for stage, count in manifest["rows"].items():
+        yield f"rows {stage}", f"{count:,}"
+    if "input_ids" in job.data.dataset.column_names:
+        row = job.data.dataset[0]
+        first = row["labels"].index(next(label for label in row["labels"] if label != -100))
+        yield "first prompt", repr(job.tokenizer.decode(row["input_ids"][:first]))
+        yield "first response", repr(job.tokenizer.decode(row["input_ids"][first:]))
+
+
+def steps(job: "Job") -> Iterator[tuple[str, Any]]:
+    """How many optimiser steps the run will take, and of what."""
+    args = job.args
+    yield (
+        "global batch",
+        (
+            f"{job.global_batch} = {args.per_device_train_batch_size} per device × "
+            f"{args.gradient_accumulation_steps} accumulation × {args.world_size} processes"
+        ),
+    )
+    yield "optimiser steps", optimiser_steps(job)
+
+
+def optimiser_steps(job: "Job") -> int | str:
+    """Steps of the whole run; unknown where packing decides how many rows there are."""
+    if job.args.max_steps > 0:
+        return job.args.max_steps
+    if job.args.packing:
+        return "known after packing"
+    return -(-len(job.data.dataset) // job.global_batch) * int(job.args.num_train_epochs)
+
+
+def teacher(job: "Job") -> Iterator[tuple[str, Any]]:
+    """The target, and how much of what it reads is cached already."""
+    from qsft.targets.zoo import make_target
+
+    target = make_target(job.args.target, **(job.args.target_kwargs or {}))
+    yield "target", target
+    if "teacher" not in target.needs:
+        yield "teacher", "not read by this target"
+        return
+    yield "teacher", job.args.teacher_model_name_or_path
+    if job.args.teacher_live:
+        yield "cache", "none: the teacher runs in every step"
+    else:
+        yield "cache", cache_state(job)
+
+
+def cache_state(job: "Job") -> str:
+    """How many of the run's documents the cache holds."""
+    from pathlib import Path
+
+    from qsft.teacher.format import TeacherCache
+    from qsft.train.documents import documents
+
+    path = Path(job.args.teacher_cache or Path(job.args.output_dir, "teacher_cache"))
+    if not (path / "manifest.json").exists():
+        return f"{path}: missing; the first run builds it"
+    if job.args.packing or "input_ids" not in job.data.dataset.column_names:
+        return f"{path}: {len(TeacherCache(path)):,} documents; which are missing is known after preparation"
+    cut = slice(None, job.args.max_length)
+    rows = ({"input_ids": row["input_ids"][cut], "labels": row["labels"][cut]} for row in job.data.dataset)
+    cache = TeacherCache(path)
+    held = [cache.has(document.input_ids, document.labels) for document in documents(rows)]
+    state = "complete" if all(held) else f"{len(held) - sum(held):,} missing; the next run adds them"
+    return f"{path}: {sum(held):,} of {len(held):,} documents, {state}"
+
+
+def next_steps(job: "Job") -> str:
+    """Where the model is and how to measure it."""
+    command = ["qsft", "eval", job.args.output_dir]
+    for option, value in (("--tasks", job.settings.eval_tasks), ("--protocol", job.settings.eval_protocol)):
+        command += [option, value] if value else []
+    return f"\nThe model is in {job.args.output_dir}. Evaluate it with\n  {shlex.join(command)}"
+
+
+def resume_command(job: "Job", step: int) -> str:
+    """What to type to continue a run that was stopped."""
+    checkpoint = f"{job.args.output_dir}/checkpoint-{step}"
+    recipe = [str(job.recipe.path)] if job.recipe.path else []
+    _, words = split_words(list(job.recipe.overrides), ("resume_from_checkpoint",))
+    start = shlex.split(os.environ.get("QSFT_COMMAND", "accelerate launch" if recipe else "qsft train"))
+    command = shlex.join([*start, *recipe, *words, "--resume_from_checkpoint", checkpoint])
+    same = " (with the launcher options you started it with)" if job.args.world_size > 1 else ""
+    return f"\nStopped after step {step}; the checkpoint is {checkpoint}. Continue with{same}\n  {command}"

@@ -1,0 +1,121 @@
+"""A recipe made concrete on this machine: the trainer's configuration, the model's, the tokenizer, the data."""
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from qsft.data.load import TrainingData, load_training_data
+from qsft.recipe.read import Recipe
+from qsft.recipe.settings import RecipeSettings, split_batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from trl import ModelConfig
+
+    from qsft.train.config import TargetSFTConfig
+    from qsft.train.trainer import TargetSFTTrainer
+
+DEFAULT_BATCH = 8  # TrainingArguments' per_device_train_batch_size
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a recipe means for `processes` processes. Data and tokenizer are loaded when first asked for."""
+
+    recipe: Recipe
+    settings: RecipeSettings
+    model: "ModelConfig"
+    args: "TargetSFTConfig"
+
+    @cached_property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The student's tokenizer."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            self.model.model_name_or_path,
+            revision=self.model.model_revision,
+            trust_remote_code=self.args.trust_remote_code,
+        )
+
+    @cached_property
+    def data(self) -> TrainingData:
+        """The training rows; the first process of each machine prepares them, the others read its result."""
+        return self._load(self.settings, multiple_of=self.rows_per_step)
+
+    @cached_property
+    def eval_data(self) -> TrainingData | None:
+        """Rows of `eval_split`, prepared in the same way, all of them."""
+        if self.settings.eval_split is None:
+            return None
+        return self._load(replace(self.settings, dataset_split=self.settings.eval_split, sample_rows=None))
+
+    def _load(self, settings: RecipeSettings, multiple_of: int = 1) -> TrainingData:
+        max_length = None if self.args.packing else self.args.max_length
+        with self.args.main_process_first(desc="loading data"):
+            return load_training_data(
+                settings,
+                self.tokenizer,
+                max_length=max_length,
+                multiple_of=multiple_of,
+                num_proc=self.args.dataset_num_proc,
+            )
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows to cut the data to a multiple of. Packing makes new rows of them, so there is nothing to cut before."""
+        return 1 if self.args.packing else self.settings.global_batch_size or 1
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimiser step over all processes."""
+        return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+
+    def trainer(self, **kwargs: Any) -> "TargetSFTTrainer":
+        """The trainer; making it builds or completes the teacher's cache, on all processes."""
+        from trl import get_peft_config, get_quantization_config
+
+        from qsft.train.trainer import TargetSFTTrainer
+
+        return TargetSFTTrainer(
+            model=self.model.model_name_or_path,
+            args=self.args,
+            train_dataset=self.data.dataset,
+            eval_dataset=self.eval_data.dataset if self.eval_data else None,
+            processing_class=self.tokenizer,
+            peft_config=get_peft_config(self.model),
+            quantization_config=get_quantization_config(self.model),
+            **kwargs,
+        )
+
+
+def configure(recipe: Recipe, processes: int | None = None) -> Job:
+    """The job a recipe describes, its global batch split over the processes of this launch."""
+    from trl import ModelConfig
+
+    from qsft.train.config import TargetSFTConfig
+
+    settings, model = recipe.settings, ModelConfig(**recipe.part(ModelConfig))
+    if model.model_name_or_path is None:
+        raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
+    values = recipe.part(TargetSFTConfig)
+    values.setdefault("output_dir", f"runs/{recipe.name}-{values.get('target', TargetSFTConfig.target)}")
+    processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
+    if settings.global_batch_size is not None:
+        wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)
+        batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
+        values |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    args = TargetSFTConfig(**values)
+    args.model_init_kwargs = _model_init_kwargs(model, args)
+    return Job(recipe, settings, model, args)
+
+
+def _model_init_kwargs(model: "ModelConfig", args: "TargetSFTConfig") -> dict[str, Any]:
+    wanted = {
+        "revision": model.model_revision,
+        "trust_remote_code": args.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+    }
+    return {**wanted, **(args.model_init_kwargs or {})}

@@ -1,0 +1,153 @@
+"""Run a recipe: data, cache, training, what next; the same under accelerate, torchrun and plain python.
+
+accelerate launch recipes/X.yaml --key value     ends in launch(__file__), the recipe's last line
+qsft train recipes/X.yaml --key value            ends in train(read_recipe(…))
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qsft.recipe.read import Recipe, read_recipe
+
+if TYPE_CHECKING:
+    from qsft.recipe.job import Job
+    from qsft.teacher.format import TeacherCache
+    from qsft.train.trainer import TargetSFTTrainer
+
+
+def launch(file: str) -> None:
+    """Run the recipe in `file` with the words after it as overrides, and exit; a recipe's last line calls this."""
+    try:
+        code = train(read_recipe(file, sys.argv[1:]))
+    except (ValueError, OSError) as error:
+        # A message that says what, why and what to do needs no traceback above it.
+        print(f"qsft: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+def train(recipe: Recipe) -> int:
+    """Train a recipe to its end, or describe it with `dry_run`; the exit code."""
+    from qsft.recipe.job import configure
+
+    if recipe.settings.dry_run:
+        from qsft.recipe.describe import dry_run
+
+        dry_run(configure(recipe))
+        return 0
+    with process_group():
+        job = configure(recipe)
+        run(job)
+    return 0
+
+
+def run(job: "Job") -> None:
+    """Load the data, complete the cache, train, save; or stop at a signal with a checkpoint to resume from."""
+    from qsft.recipe.describe import next_steps, resume_command
+    from qsft.recipe.stop import StopOnSignal
+
+    if job.args.should_save:
+        job.data.write_manifest(job.args.output_dir)
+    stop = StopOnSignal()
+    trainer = job.trainer(callbacks=[stop])
+    with stop:
+        trainer.train(resume_from_checkpoint=_checkpoint(job))
+    if stop.stopped:
+        trainer.accelerator.print(resume_command(job, trainer.state.global_step))
+    else:
+        trainer.save_model(job.args.output_dir)
+        trainer.accelerator.print(next_steps(job))
+    _end(trainer)
+
+
+def build_recipe_cache(recipe: Recipe) -> "TeacherCache":
+    """The teacher's cache of a recipe, built or completed on all processes, from the documents training will see."""
+    from qsft.recipe.job import configure
+
+    with process_group():
+        trainer = configure(recipe).trainer()
+        if trainer.cache is None:
+            raise ValueError(
+                f"target {trainer.args.target!r} reads no cache. Build it for one that does, for example with "
+                "--target target; every target with the same teacher reads the same cache."
+            )
+        trainer.accelerator.wait_for_everyone()
+        return trainer.cache
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Destroy the process group on the way out, whatever happened: gloo aborts at interpreter exit otherwise."""
+    import torch
+
+    try:
+        yield
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _end(trainer: "TargetSFTTrainer") -> None:
+    trainer.accelerator.wait_for_everyone()
+    trainer.end()
+
+
+def _checkpoint(job: "Job") -> str | None:
+    """The checkpoint to resume from; `last` is the newest one of the run."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    asked = job.args.resume_from_checkpoint
+    if asked != "last":
+        return asked
+    newest = get_last_checkpoint(job.args.output_dir) if Path(job.args.output_dir).is_dir() else None
+    if newest is None:
+        raise ValueError(f"there is no checkpoint in {job.args.output_dir} to resume from.")
+    return newest
+
+
+def accelerate_command(config: str, words: list[str]) -> list[str]:
+    """`qsft train … --accelerate_config NAME` as the `accelerate launch` command that does it.
+
+    `config` is a file or the name of one of recipes/accelerate/; the words that are accelerate's own go to it.
+    """
+    from qsft.recipe.read import packaged_recipes
+
+    named = {file.stem: file for file in packaged_recipes("accelerate")}
+    path = Path(config) if Path(config).is_file() else named.get(config)
+    if path is None:
+        raise ValueError(f"there is no accelerate configuration {config!r}. Give a file, or one of {', '.join(named)}.")
+    own, rest = split_words(words, LAUNCHER_KEYS)
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(path)]
+    return [*launcher, *own, "-m", "qsft", "train", *rest]
+
+
+# The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
+LAUNCHER_KEYS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
+
+
+def split_words(words: list[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """(the `--name value` words among `names`, all other words), each in order."""
+    own: list[str] = []
+    rest: list[str] = []
+    taken = rest
+    for word in words:
+        if word.startswith("--"):
+            taken = own if word[2:].partition("=")[0].replace("-", "_") in names else rest
+        taken.append(word)
+    return own, rest
+
+
+def relaunch(config: str, words: list[str]) -> None:
+    """Replace this process by `accelerate launch` with the given configuration."""
+    if "WORLD_SIZE" in os.environ:
+        raise ValueError(
+            "--accelerate_config is for `qsft train` itself; this process was launched by accelerate already."
+        )
+    command = accelerate_command(config, words)
+    print(shlex.join(command), flush=True)
+    os.execv(command[0], command)

@@ -1,7 +1,8 @@
 """Run a teacher over a tokenised data set and keep what it says: resumes, appends, divides over processes.
 
-Only documents that are not in the cache are computed. Processes (RANK and WORLD_SIZE, as torchrun and `accelerate launch`
-set them) share the batches of one plan and wait for each other by looking at published shards, never in a collective.
+Only documents that are not in the cache are computed. Processes (RANK and WORLD_SIZE, as torchrun and `accelerate
+launch` set them) share the batches of one plan and wait for each other by looking at published shards, never in a
+collective that could time out.
 """
 
 import os
@@ -29,10 +30,10 @@ from qsft.teacher.identity import (
     settings_differ,
     vocabulary_of,
 )
-from qsft.teacher.manifest import FILE, create_manifest
+from qsft.teacher.manifest import FILE, create_manifest, recover_manifest, refresh_manifest
 from qsft.teacher.plan import Plan, plan_capture
 from qsft.teacher.progress import CaptureProgress
-from qsft.teacher.publish import make_directory, probe, publish
+from qsft.teacher.publish import NoSpace, make_directory, probe, publish
 from qsft.teacher.shard import Shard, published
 from qsft.teacher.source import TeacherSource
 from qsft.teacher.writer import Computed, ShardWriter
@@ -85,21 +86,19 @@ def build_cache(
         model = source.load()
         identity = _claim(path, source, model, tokenizer, settings)
         plan.check_ids(identity.vocab_size)
-        _require_space(path, identity, plan, missing, cache)
-        _capture(model, identity, path, plan, missing, shard_bytes, progress)
+        _require_space(path, identity, plan, missing)
+        _capture_or_explain(model, identity, path, plan, missing, shard_bytes, progress)
         _wait_for_others(path, {plan.keys[i] for i in np.flatnonzero(missing)}, patience, progress)
-    return _finished(path)
+    return _finished(path, tokenizer)
 
 
 def _open_matching(
     path: Path, source: TeacherSource, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any]
 ) -> TeacherCache | None:
     """The cache that is there already, if this capture may continue it."""
-    if not (path / FILE).is_file():
-        shards = published(path)
-        if not shards:
-            return None
-        create_manifest(path, Identity.read(Shard(shards[0]).identity))  # it was lost; every shard knows it
+    if not (path / FILE).is_file() and not published(path):
+        return None
+    recover_manifest(path)
     cache = TeacherCache(path)
     identity = cache.manifest.identity
     settings_differ(identity, path, **settings | {"k": min(settings["k"], identity.vocab_size)})
@@ -122,23 +121,42 @@ def _claim(
     refuse_other_teacher(identity.teacher, own.teacher, path)
     if identity.tokenizer["digest"] != own.tokenizer["digest"]:
         refuse_other_tokenizer((path / VOCABULARY).read_bytes(), vocabulary_of(tokenizer), "the tokenizer of the data")
-    if not (path / VOCABULARY).is_file():
-        publish(path / VOCABULARY, vocabulary_of(tokenizer))
+    _keep_vocabulary(path, tokenizer)
     return identity
 
 
-def _require_space(path: Path, identity: Identity, plan: Plan, missing: np.ndarray, cache: TeacherCache | None) -> None:
-    """OSError before the first batch when the disk cannot hold what is missing."""
-    measured = cache.manifest.measured if cache is not None else {}
-    per_token = measured.get("bytes_per_label_token") or row_bytes(identity.encoding, identity.k, identity.vocab_size)
-    needed, free = int(plan.labels[missing].sum() * per_token), shutil.disk_usage(path).free
+def _keep_vocabulary(path: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Put the tokens themselves beside their digest, so that an error can name the first that differs."""
+    if not (path / VOCABULARY).is_file():
+        publish(path / VOCABULARY, vocabulary_of(tokenizer))
+
+
+def _bytes_needed(identity: Identity, plan: Plan, missing: np.ndarray) -> float:
+    """What the missing documents will take on disk; with top_p the most they can."""
+    return float(plan.labels[missing].sum() * row_bytes(identity.encoding, identity.k, identity.vocab_size))
+
+
+def _require_space(path: Path, identity: Identity, plan: Plan, missing: np.ndarray) -> None:
+    """NoSpace before the first batch when the disk cannot hold what is missing."""
+    needed, free = _bytes_needed(identity, plan, missing), shutil.disk_usage(path).free
     if needed <= free:
         return
-    words = f"the teacher cache needs about {needed / 1e9:.2f} GB more in {path}, where {free / 1e9:.2f} GB are free"
-    if identity.top_p is not None and not measured:
-        print(f"{words} if every row kept all k slots; top_p will keep fewer.", file=sys.stderr)
+    words = f"the teacher cache needs about {needed / 1e6:,.1f} MB more in {path}, where {free / 1e6:,.1f} MB are free"
+    if identity.top_p is not None:
+        print(f"{words} if every row keeps all k slots; top_p may keep fewer.", file=sys.stderr)
         return
-    raise OSError(f"{words}. Free some space, choose another directory, or use encoding='compact' or top_p=0.99.")
+    raise NoSpace(f"{words}. Free some space, choose another directory, or use encoding='compact' or top_p=0.99.")
+
+
+def _capture_or_explain(
+    model: nn.Module, identity: Identity, path: Path, plan: Plan, missing: np.ndarray, shard_bytes: int, progress: bool
+) -> None:
+    """The capture; when the disk fills up on the way, the error says how much is still to come."""
+    try:
+        _capture(model, identity, path, plan, missing, shard_bytes, progress)
+    except NoSpace as error:
+        left = _bytes_needed(identity, plan, plan.missing(TeacherCache(path)))
+        raise NoSpace(f"{error} In all about {left / 1e6:,.1f} MB are still to be written.") from error
 
 
 def _capture(
@@ -192,8 +210,8 @@ def _wait_for_others(path: Path, outstanding: set[bytes], patience: float, progr
             return
         if time.monotonic() - last_news > patience:
             raise ValueError(
-                f"{len(outstanding)} documents of the teacher cache {path} did not come from the other processes within "
-                f"{patience:.0f} s. One of them probably died; what it published stays. Run the same command again."
+                f"{len(outstanding)} documents of the teacher cache {path} did not come from the other processes "
+                f"within {patience:.0f} s. One of them probably died. What it published stays: run the same again."
             )
         if progress and not told:
             print(f"teacher cache {path}: waiting for {len(outstanding)} documents of other processes", file=sys.stderr)
@@ -201,14 +219,12 @@ def _wait_for_others(path: Path, outstanding: set[bytes], patience: float, progr
         time.sleep(POLL_SECONDS)
 
 
-def _finished(path: Path) -> TeacherCache:
+def _finished(path: Path, tokenizer: "PreTrainedTokenizerBase") -> TeacherCache:
     """The cache, with its manifest brought up to date by the first process."""
-    cache = TeacherCache(path)
-    manifest = cache.manifest.with_shards(cache.shards)
-    if _rank()[0] == 0 and manifest != cache.manifest:
-        publish(path / FILE, manifest.render())
-    cache.manifest = manifest
-    return cache
+    if _rank()[0] == 0:
+        refresh_manifest(path)
+        _keep_vocabulary(path, tokenizer)
+    return TeacherCache(path)
 
 
 def _rank() -> tuple[int, int]:

@@ -215,7 +215,7 @@ class _Columns:
             raise ValueError("a document's bytes end before its rows do")
         column = self._payload[self._at : self._at + size].view(dtype)
         self._at += size
-        return column
+        return np.require(column, requirements="A")  # columns follow each other without gaps
 
     def end(self) -> None:
         """ValueError when bytes are left over."""

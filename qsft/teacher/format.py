@@ -1,7 +1,7 @@
 """The teacher cache on disk: a directory of manifest.json, vocabulary.json and self-describing shards.
 
-A document is a unit of attention: an unpacked row, or one segment of a packed row. Its key is a digest of its tokens and
-labels, so a teacher row can never belong to other tokens, whatever the order, the batch or the packing.
+A document is a unit of attention: an unpacked row, or one segment of a packed row. Its key is a digest of its tokens
+and labels, so a teacher row can never belong to other tokens, whatever the order, the batch or the packing.
 Row t describes the distribution of token t given the tokens before t, for every label position t.
 """
 
@@ -113,13 +113,13 @@ class TeacherCache:
         place = self._find(key)
         if place is None:
             raise ValueError(
-                f"document {key.hex()} is not in the teacher cache {self.path} ({len(self)} documents). The data differ from "
-                "what was captured; `qsft cache build` with the same recipe adds what is missing."
+                f"document {key.hex()} is not in the teacher cache {self.path} ({len(self)} documents). The "
+                "data differ from what was captured; `qsft cache build` with the same recipe adds what is missing."
             )
         return self.shards[self._shard_of[place]].read(int(self._place_of[place]), self._codec)
 
     def missing(self, documents: Iterable[Mapping[str, Tokens]], *, check: bool = True) -> list[int]:
-        """Indices of the documents the cache lacks; with `check`, DamagedShard if the bytes of one it has are damaged."""
+        """Indices of the documents the cache lacks; with `check`, DamagedShard if one it has is not as written."""
         absent = []
         for index, document in enumerate(numpy_documents(documents)):
             if not len(label_positions(document["labels"])):
@@ -141,8 +141,8 @@ class TeacherCache:
         tokens = self.manifest.identity.tokenizer["tokens"]
         if vocab_size is not None and vocab_size < tokens:
             raise ValueError(
-                f"the student's head has {vocab_size} rows, but the tokenizer of the teacher cache {self.path} has {tokens} "
-                "tokens. Use a student that shares the teacher's tokenizer."
+                f"the student's head has {vocab_size} rows, but the tokenizer of the teacher cache {self.path} "
+                f"has {tokens} tokens. Use a student that shares the teacher's tokenizer."
             )
 
     def verify(self) -> "Verification":

@@ -21,7 +21,7 @@ BLOCK, BLOCKS = 4096, 256  # a weight file is sampled in 256 blocks; small files
 class Identity:
     """What must be equal for two captures to share a cache.
 
-    teacher     name, revision, files (name, size, digest of header and sampled blocks), weights (digest of sampled tensors)
+    teacher     name, revision, files (name, size, digest of header and sampled blocks), digest of sampled weights
     tokenizer   digest of its vocabulary, number of ids, digest of its chat template (told, not compared)
     vocab_size  rows of the teacher's head
     dtype       what the teacher computed in; log-probs are always float32 before they are stored
@@ -126,8 +126,8 @@ def refuse_other_tokenizer(cached: bytes, given: bytes, whose: str) -> None:
             there, here = ("no token" if token is None else repr(token) for token in pair)
             raise ValueError(
                 f"{whose} is not the one the teacher cache was made with: id {index} is {there} in the cache "
-                f"and {here} here. Teacher rows speak in token ids: use a student that shares the teacher's tokenizer, or "
-                "build a cache with this one in a new directory."
+                f"and {here} here. Teacher rows speak in token ids: use a student that shares the teacher's tokenizer, "
+                "or build a cache with this one in a new directory."
             )
     raise ValueError(
         f"{whose} is not the one the teacher cache was made with, and the cache's {VOCABULARY} is damaged."

@@ -14,7 +14,7 @@ from typing import Any
 
 from qsft.teacher.identity import Identity
 from qsft.teacher.publish import digest, publish
-from qsft.teacher.shard import NAME, DamagedShard, Facts, Shard
+from qsft.teacher.shard import NAME, DamagedShard, Facts, Shard, published
 
 FILE = "manifest.json"
 FORMAT, VERSION = "qsft teacher cache", 1
@@ -86,6 +86,21 @@ def create_manifest(directory: Path, identity: Identity) -> Manifest:
     manifest = Manifest(identity, {"python": platform.python_version(), **_versions()})
     publish(directory / FILE, manifest.render(), exclusive=True)
     return read_manifest(directory)
+
+
+def recover_manifest(directory: Path) -> None:
+    """Write a lost manifest again: every shard knows the cache's identity."""
+    shards = published(directory)
+    if shards and not (directory / FILE).is_file():
+        create_manifest(directory, Identity.read(Shard(shards[0]).identity))
+
+
+def refresh_manifest(directory: Path) -> None:
+    """Bring the list of shards and the measured facts up to date; nothing is written when they are."""
+    manifest = read_manifest(directory)
+    current = manifest.with_shards([Shard(path) for path in published(directory)])
+    if current != manifest:
+        publish(directory / FILE, current.render())
 
 
 def measure(shards: list[Shard], total_bytes: int) -> dict[str, Any]:

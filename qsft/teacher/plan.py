@@ -1,8 +1,8 @@
 """Which documents a capture holds, and in which batches they are computed.
 
-A batch's padding changes the rounding of its rows. So batches are planned from all documents of the data set, sorted, before
-anything is computed, and a batch is computed whole when one of its documents is missing: a capture that was killed, or
-that ran on another number of processes, comes out bit-equal.
+A batch's padding changes the rounding of its rows. So batches are planned from all documents of the data set, sorted,
+before anything is computed, and a batch is computed whole when one of its documents is missing: a capture that was
+killed, or that ran on another number of processes, comes out bit-equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,8 +42,8 @@ class Plan:
         low, high = self.id_range
         if low < 0 or high >= vocab_size:
             raise ValueError(
-                f"the data set holds the token id {high if high >= vocab_size else low}, but the teacher's vocabulary has "
-                f"{vocab_size} entries (0 to {vocab_size - 1}). Tokenise the data with the teacher's tokenizer."
+                f"the data set holds the token id {high if high >= vocab_size else low}, but the teacher's vocabulary "
+                f"has {vocab_size} entries (0 to {vocab_size - 1}). Tokenise the data with the teacher's tokenizer."
             )
 
 

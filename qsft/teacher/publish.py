@@ -11,6 +11,10 @@ TEMPORARY = ".tmp"
 STALE_SECONDS = 3600  # a temporary file lives for seconds; one this old belongs to a capture that was killed
 
 
+class NoSpace(OSError):
+    """The disk is full; what was published stays."""
+
+
 def digest(content: bytes) -> str:
     """128 bits of BLAKE2 as 32 hex digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
@@ -62,7 +66,7 @@ def probe(path: Path) -> None:
 def explain(error: OSError, directory: Path, needed: int) -> OSError:
     """The same error in words that say what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return OSError(
+        return NoSpace(
             f"no space left in {directory}: the next {needed / 1e6:.1f} MB of the teacher cache do not fit. "
             "What was published stays valid. Free some space and run the same command again: it continues."
         )

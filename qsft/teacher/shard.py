@@ -14,6 +14,7 @@ import json
 import re
 import zlib
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from qsft.teacher.publish import digest, publish
 SUFFIX = ".safetensors"
 NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 INDEX = {"keys": np.uint8, "rows": np.int32, "offsets": np.int64, "crc": np.uint32}
-SAMPLES, SAMPLE_SHARE = 64, 0.01
+FEWEST_SAMPLES, MOST_SAMPLES, SAMPLE_SHARE = 8, 64, 0.01
 
 
 class DamagedShard(ValueError):
@@ -37,7 +38,7 @@ class DamagedShard(ValueError):
         self.path = path
         super().__init__(
             f"shard {path.name} of the teacher cache {path.parent} is damaged: {why}. Run `qsft cache verify "
-            f"{path.parent} --drop` to remove it, then the same `qsft cache build` again: only its documents are computed."
+            f"{path.parent} --drop` to remove it, then the same `qsft cache build`: only what is lost is computed."
         )
 
     def __reduce__(self) -> tuple:
@@ -104,9 +105,9 @@ class Draft:
         return index | {"payload": np.frombuffer(b"".join(self.payloads), np.uint8)} | self._sample()
 
     def _sample(self) -> dict[str, np.ndarray]:
-        """Up to 64 documents spread over the shard, at least one, about one percent of its size."""
-        budget = max(SAMPLE_SHARE * self.facts.payload_bytes / max(np.mean([t.nbytes for t in self.tokens]), 1), 1)
-        count = int(min(budget, SAMPLES, len(self.tokens)))
+        """8 to 64 documents spread over the shard, about one percent of its size."""
+        budget = SAMPLE_SHARE * self.facts.payload_bytes / np.mean([tokens.nbytes for tokens in self.tokens])
+        count = min(int(np.clip(budget, FEWEST_SAMPLES, MOST_SAMPLES)), len(self.tokens))
         chosen = [self.tokens[i] for i in np.linspace(0, len(self.tokens) - 1, count).astype(int)]
         return {
             "sample_tokens": np.concatenate(chosen, axis=1).astype(np.int32),
@@ -148,7 +149,7 @@ class Shard:
     def sample(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """The (input_ids, labels) of the few documents the shard keeps whole."""
         tokens, offsets = self._file.get_tensor("sample_tokens"), self._file.get_tensor("sample_offsets")
-        return [(tokens[0, a:b], tokens[1, a:b]) for a, b in zip(offsets[:-1], offsets[1:])]
+        return [(tokens[0, a:b], tokens[1, a:b]) for a, b in pairwise(offsets)]
 
     def _checked(self, document: int) -> np.ndarray:
         start, end = int(self._offsets[document]), int(self._offsets[document + 1])

@@ -20,7 +20,7 @@ SHARD_SECONDS = 60.0  # a shard is published at least this often: what a kill co
 
 @dataclass(frozen=True)
 class Computed:
-    """A batch as the teacher returned it: all rows, and for each document its key, tokens, rows and whether to keep it."""
+    """A batch as the teacher returned it: its rows, and per document the key, tokens, row count, whether to keep it."""
 
     rows: TopK
     keys: list[bytes]
@@ -30,7 +30,7 @@ class Computed:
 
 
 class ShardWriter:
-    """Takes computed batches, leaves published shards. Errors of the thread are raised by the next `put` or at the end."""
+    """Takes computed batches, leaves published shards. Its errors come out of the next `put` or at the end."""
 
     def __init__(self, directory: Path, identity: Identity, shard_bytes: int) -> None:
         self.bytes_written = 0
@@ -76,7 +76,7 @@ class ShardWriter:
         for i, (key, tokens, count) in enumerate(zip(batch.keys, batch.tokens, batch.counts)):
             if batch.wanted[i]:
                 document = Rows(*(column[ends[i] - count : ends[i]] for column in rows))
-                self._encode(key, tokens, document, compare=not self._draft.keys)
+                self._encode(key, tokens, document, compare=i == batch.wanted.index(True))
         full = self._draft.facts.payload_bytes >= self._shard_bytes
         if full or time.monotonic() - self._since > SHARD_SECONDS:
             self._publish()

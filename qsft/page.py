@@ -1,0 +1,153 @@
+"""One HTML file that works offline: the shell that every page of qsft is poured into.
+
+`page` wraps a body in title, light and dark colours and keyboard-friendly controls; `figure` is a Plotly figure in it.
+Plotly's own script is inlined, compressed: a page is one file of about 2 MB that needs no network.
+"""
+
+import base64
+import gzip
+import html
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+# Okabe and Ito's colours, told apart with every common kind of colour blindness; the shell lists them too.
+BLUE, ORANGE, GREEN, PINK, SKY, YELLOW = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW)
+# No request leaves the page, whatever a document in it says.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+
+_SHELL = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="generator" content="qsft">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the content</a>
+<header class="top">
+<div><p class="brand">qsft</p><h1>{title}</h1>{lede}</div>
+<button type="button" id="theme" class="quiet" aria-label="Colour theme: automatic">◐ Auto</button>
+</header>
+<main id="main">
+{body}
+</main>
+<noscript><p class="notice">This page draws its figures with JavaScript, which is switched off here.</p></noscript>
+{data}
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def page(
+    title: str,
+    body: str,
+    *,
+    lede: str = "",
+    data: Mapping[str, Any] | None = None,
+    script: str = "",
+    style: str = "",
+    plotly: bool | None = None,
+) -> str:
+    """A whole HTML document around `body`, which is HTML (escape what users wrote with `escape`).
+
+    `lede` is one plain sentence under the title. `data` reaches `script` as `qsft.data` (JSON, so text in it stays
+    text); `script` runs once data and Plotly are there. Plotly is inlined when the body has a figure, or on request.
+    """
+    wants_plotly = 'class="plot"' in body if plotly is None else plotly
+    blobs = {"plotly": _plotly()} if wants_plotly else {}
+    if data is not None:
+        blobs["data"] = packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+    return _SHELL.format(
+        policy=html.escape(POLICY),
+        title=escape(title),
+        lede=f'<p class="lede">{escape(lede)}</p>' if lede else "",
+        style=static("qsft", "shell.css") + style,
+        body=body,
+        data="\n".join(f'<script type="text/plain" id="blob-{name}">{blob}</script>' for name, blob in blobs.items()),
+        script=static("qsft", "shell.js").replace("/* the page's own script */", script),
+    )
+
+
+def figure(fig: "Figure", caption: str, *, height: int = 360, table: str = "") -> str:
+    """A Plotly figure as HTML for `page`; colours and fonts follow the page's theme.
+
+    The caption is what a screen reader says; `table` (see `table`) holds the numbers behind the picture.
+    """
+    spec = fig.to_plotly_json()
+    spec["layout"].pop("template", None)
+    from plotly.utils import PlotlyJSONEncoder
+
+    text = json.dumps({"data": spec["data"], "layout": spec["layout"]}, cls=PlotlyJSONEncoder, allow_nan=False)
+    numbers = f"<details><summary>The numbers</summary>{table}</details>" if table else ""
+    return (
+        f'<figure><div class="plot" role="img" aria-label="{escape(caption)}" style="height:{height}px">'
+        f'<script type="application/json">{_inert(text)}</script></div>'
+        f"<figcaption>{escape(caption)}</figcaption>{numbers}</figure>"
+    )
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
+    """An HTML table; cells are escaped, numbers are aligned right, a narrow screen scrolls it sideways."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    lines = ["".join(_cell(value, first=i == 0) for i, value in enumerate(row)) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption or "table")}">'
+        f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def write_page(path: str | Path, text: str) -> Path:
+    """Write a page and return where it is."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def escape(text: object) -> str:
+    """Text as it may stand in HTML, inside or outside an attribute."""
+    return html.escape(str(text), quote=True)
+
+
+def packed(text: str) -> str:
+    """Text as base64 of gzip, which the shell unpacks: nothing in it can end a script or start a tag."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+
+
+def static(package: str, name: str) -> str:
+    """A style sheet or script that comes with `package`."""
+    return (files(package) / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return packed(get_plotlyjs())
+
+
+def _inert(text: str) -> str:
+    """JSON that may stand inside a script element."""
+    return text.replace("<", "\\u003c")
+
+
+def _cell(value: object, first: bool) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f'<td class="number">{escape(f"{value:,}" if isinstance(value, int) else f"{value:.4g}")}</td>'
+    return f'<th scope="row">{escape(value)}</th>' if first else f"<td>{escape(value)}</td>"

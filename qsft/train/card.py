@@ -1,0 +1,45 @@
+"""The model card's section on the target: which distribution the model was fitted to, and whose."""
+
+from pathlib import Path
+from typing import Any
+
+from qsft.targets.table import describe
+from qsft.targets.zoo import TARGETS
+
+PAPER = {
+    "title": "A Unifying Lens on Supervised Fine-Tuning Through Target Distribution Design",
+    "citation": "@article{targetsft,\n"
+    "  title = {A Unifying Lens on Supervised Fine-Tuning Through Target Distribution Design},\n"
+    "  year  = {2026}\n}",
+}
+HEADING = "### Target distribution"
+
+
+def add_section(file: Path, target: object, record: dict[str, Any]) -> None:
+    """Insert the target's section before the framework versions of TRL's card."""
+    before, found, after = file.read_text(encoding="utf-8").partition("### Framework versions")
+    file.write_text(f"{before}{section(target, record)}\n{found}{after}", encoding="utf-8")
+
+
+def section(target: object, record: dict[str, Any]) -> str:
+    """Name, formula, hyper-parameters and teacher, as Markdown; a target the user wrote has no name."""
+    name = record["name"]
+    formula = describe(name) if name in TARGETS else "Q = γ·δ_y + (1−γ)·π̃      loss = scale·CE(Q, p)"
+    return (
+        f"{HEADING}\n\n"
+        f"Trained with [qsft](https://github.com/qsft/qsft), target `{name or 'custom'}`:\n\n"
+        f"```\n{formula}\n```\n\n"
+        f"- target: `{target!r}`\n"
+        f"- teacher: {teacher_line(record['teacher'])}\n"
+    )
+
+
+def teacher_line(identity: dict[str, Any] | None) -> str:
+    """The teacher in words: its name, and how it was stored."""
+    if identity is None:
+        return "none"
+    if "live" in identity:
+        return f"`{identity['live']}`, run live"
+    about = identity["teacher"]
+    revision = f" at revision `{about['revision']}`" if about.get("revision") else ""
+    return f"`{about['name']}`{revision}, cached as top-{identity['k']} log-probs ({identity['encoding']})"

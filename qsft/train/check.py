@@ -1,0 +1,46 @@
+"""A self-check before the first step: the fused head against the model's own full logits, on a few tokens.
+
+TRL's and transformers' internals move. A head that misses a new scale or soft-cap would train a wrong loss silently.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from qsft.losses.reference import target_loss
+from qsft.targets.zoo import make_target
+
+TOKENS = 16
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+HALF_PRECISION = 3e-2  # relative: bf16 keeps 8 bits
+
+
+@torch.no_grad()
+def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
+    """Raise unless the head's loss on the first tokens of the batch equals that of the model's own logits.
+
+    Runs through the wrapped model, so it holds under DDP, FSDP and ZeRO; every process takes part.
+    """
+    names = ("input_ids", "attention_mask", "position_ids")
+    few = {name: inputs[name][:1, :TOKENS] for name in names if name in inputs}
+    labels, sft = few["input_ids"], make_target("sft")
+    training = model.training
+    model.eval()  # dropout would differ between the two, and move the random state of the run
+    logits = model(**few, use_cache=False).logits[0, :-1]
+    ours = float(model(**few, labels=labels, target=sft, use_cache=False).loss)
+    model.train(training)
+    expected = float(target_loss(logits.float(), labels[0, 1:], sft))
+    lowest = torch.get_autocast_dtype(logits.device.type) if _autocasts(model) else logits.dtype
+    tolerance = TOLERANCE.get(lowest, HALF_PRECISION)
+    if not abs(ours - expected) <= tolerance * max(1.0, abs(expected)):
+        raise RuntimeError(
+            f"the fused head gives {ours:.6f} where the model's own logits give {expected:.6f}: it does not know how "
+            f"{type(model).__name__} turns hidden states into logits, so the loss would be wrong. Report the model and "
+            "the versions of transformers and trl; check_head=False trains anyway."
+        )
+
+
+def _autocasts(model: nn.Module) -> bool:
+    # accelerate's mixed precision wraps forward and returns float32 logits of a lower-precision product.
+    return hasattr(model, "_original_forward") or next(model.parameters()).dtype in (torch.bfloat16, torch.float16)

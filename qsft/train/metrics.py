@@ -1,0 +1,115 @@
+"""From sums to metrics: sums stay on the device between two logs, then one reduction over processes and one copy.
+
+Sums, not means of means: a metric is exact whatever the batch sizes, accumulation and number of processes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsft.losses.sums import GAMMA_BINS, SUM_NAMES
+
+SEEN = "seen"  # tokens the model read, prompts included: TRL's num_tokens
+AUX = ("aux_loss", "micro_batches")
+NAMES = (*SUM_NAMES, SEEN, *AUX)
+QUADRANTS = ("rescue", "filter", "agree", "student_only")
+TEACHER_SHARES = ("support_mass", "teacher_tail", "label_in_topk", "teacher_disagrees")
+QUARTILES = {"gamma_q25": 0.25, "gamma_q50": 0.5, "gamma_q75": 0.75}
+
+
+class MetricSums:
+    """The sums under NAMES since the last reset."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+
+    def add(self, sums: Tensor, seen: Tensor | int, aux_loss: Tensor | None = None) -> None:
+        """Add one micro-batch; nothing is copied to the host."""
+        # float32 counts stop counting at 2^24 tokens; Apple's GPUs have no float64.
+        dtype = torch.float32 if sums.device.type == "mps" else torch.float64
+        aux = sums.new_zeros(()) if aux_loss is None else aux_loss.detach()
+        rest = torch.stack([torch.as_tensor(value, device=sums.device).to(dtype) for value in (seen, aux, 1)])
+        batch = torch.cat([sums.detach().to(dtype), rest])
+        self.total = batch if self.total is None else self.total + batch
+
+    def take(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """The sums over all processes by name, then start again from zero; empty when nothing was added."""
+        if self.total is None:
+            return {}
+        values = reduce(self.total).tolist()
+        self.total = None
+        return dict(zip(NAMES, values, strict=True))
+
+    def take_seen(self, reduce: Callable[[Tensor], Tensor]) -> int:
+        """The tokens seen over all processes since they were last taken; the other sums stay."""
+        if self.total is None:
+            return 0
+        seen = int(reduce(self.total[NAMES.index(SEEN)].clone()))
+        self.total[NAMES.index(SEEN)] = 0
+        return seen
+
+    def reset(self) -> None:
+        """Forget what was added."""
+        self.total = None
+
+
+def metrics_of(sums: Mapping[str, float]) -> dict[str, float]:
+    """What is logged: means per label token, γ's quartiles, and with a teacher its coverage and the quadrants.
+
+    >>> metrics_of({})
+    {}
+    """
+    tokens = sums.get("tokens")
+    if not tokens:
+        return {}
+    metrics = {
+        "label_loss": sums["label_loss"] / tokens,
+        "residual_loss": sums["residual_loss"] / tokens,
+        "nll": sums["nll"] / tokens,
+        "entropy": sums["entropy"] / tokens,
+        "mean_token_accuracy": sums["top1"] / tokens,
+        "gamma": sums["gamma"] / tokens,
+    }
+    histogram = [sums[f"gamma_bin_{i}"] for i in range(GAMMA_BINS)]
+    metrics |= {name: quantile(histogram, q) for name, q in QUARTILES.items()}
+    if sums["aux_loss"]:
+        metrics["aux_loss"] = sums["aux_loss"] / sums["micro_batches"]
+    return metrics | _teacher_metrics(sums)
+
+
+def _teacher_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    tokens, fallbacks = sums["teacher_tokens"], sums["fallback"]
+    if not tokens + fallbacks:
+        return {}
+    shares = {name: sums[name] / max(tokens, 1) for name in (*TEACHER_SHARES, *QUADRANTS)}
+    return shares | {"fallback_tokens": fallbacks}
+
+
+def quantile(histogram: Sequence[float], q: float) -> float:
+    """The q-quantile of values in [0, 1] from their histogram over equal bins, linear within a bin.
+
+    >>> quantile([0, 0, 4, 0], 0.5)
+    0.625
+    """
+    below, wanted = 0.0, q * sum(histogram)
+    for i, count in enumerate(histogram):
+        if count and below + count >= wanted:
+            return (i + (wanted - below) / count) / len(histogram)
+        below += count
+    return 0.0
+
+
+def tokens_seen(inputs: Mapping[str, Any]) -> Tensor | int:
+    """Tokens of the batch that are not padding."""
+    mask = inputs.get("attention_mask")
+    return inputs["input_ids"].numel() if mask is None else mask.sum()
+
+
+def logged(logs: Mapping[str, float]) -> tuple[str, str] | None:
+    """(mode, prefix) of the sums that belong into these logs: only into Trainer's own, which every process writes."""
+    if "loss" in logs:
+        return "train", ""
+    prefixes = [name.removesuffix("runtime") for name in logs if name.endswith("_runtime") and name != "train_runtime"]
+    return ("eval", prefixes[0]) if prefixes else None

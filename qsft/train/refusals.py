@@ -1,0 +1,92 @@
+"""What cannot be right is refused before any work is done, with what to do instead."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from peft import PeftModel
+from transformers import PreTrainedModel
+from trl import SFTConfig
+
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Target
+from qsft.train.config import TargetSFTConfig
+
+
+def refuse_other_losses(args: SFTConfig, compute_loss_func: Callable[..., Any] | None) -> None:
+    """A second loss beside the target would be silently ignored: name the target that replaces it."""
+    if args.loss_type != "nll":
+        raise ValueError(
+            f"loss_type={args.loss_type!r} is set beside a target, but the target is the loss. Remove loss_type and "
+            f"set target={args.loss_type!r}."
+        )
+    if args.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor={args.label_smoothing_factor} is set beside a target, but the target is the loss. "
+            "Remove it and set target='label_smoothing' with target_kwargs="
+            f"{{'lam': {args.label_smoothing_factor}}}."
+        )
+    if compute_loss_func is not None:
+        raise ValueError(
+            "compute_loss_func is set beside a target, but the target is the loss. Remove it and pass "
+            "target=LossTarget(fn) to the trainer (any loss per token), or target=Target(trust, residual)."
+        )
+
+
+def refuse_vision(dataset: Iterable[dict[str, Any]] | None) -> None:
+    """Images are prepared in the collator, so a document's tokens are not known beforehand."""
+    row = next(iter(dataset), {}) if dataset is not None else {}
+    if "image" in row or "images" in row:
+        raise ValueError(
+            "the data set holds images, which TargetSFTTrainer does not train on: a document is known by its tokens. "
+            "Use text data, or TRL's SFTTrainer."
+        )
+
+
+def refuse_adapters(model: PreTrainedModel | PeftModel) -> None:
+    """Prompt learning; adapters on lm_head are refused where the head is attached."""
+    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+        raise ValueError(
+            f"{type(model.active_peft_config).__name__} is prompt learning: its virtual tokens shift every position, "
+            "so neither labels nor teacher rows would line up. Use LoRA or another adapter on the weights."
+        )
+
+
+def refuse_parallelism(parallelism: Any, args: SFTConfig) -> None:
+    """Ways of running that give the head a part of the sequence, or replicas of the model."""
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"{args.n_gpu} GPUs are visible to one process, which Trainer would run as nn.DataParallel; its replicas "
+            "do not carry the target's head. Start with `accelerate launch` or torchrun, or set CUDA_VISIBLE_DEVICES."
+        )
+    if parallelism is None:
+        return
+    if parallelism.cp_enabled:
+        raise ValueError(
+            "context parallelism shards the tokens of a batch but not the teacher's rows, and it drops the mask that "
+            "separates packed documents. Set cp_size=1; use FSDP2 or ZeRO-3 for memory."
+        )
+    if parallelism.sp_enabled:
+        raise ValueError(
+            "DeepSpeed Ulysses reduces the model's own loss over the sequence shards, so a target would not be "
+            "trained. Set sp_size=1; use FSDP2 or ZeRO-3 for memory."
+        )
+
+
+def refuse_missing_teacher(target: Target | LossTarget, args: TargetSFTConfig) -> None:
+    """The target reads a teacher and none was given: show the one line to add."""
+    raise ValueError(
+        f"target {args.target!r} reads a teacher, but none was given. Add one line:\n"
+        '    TargetSFTTrainer(..., teacher="Qwen/Qwen2.5-Math-1.5B-Instruct")\n'
+        "It may be a model id, a model, a cache directory, or 'base' for the student before training; in a config it "
+        "is teacher_model_name_or_path or teacher_cache. Targets that need none: sft, dft, beyond_log, profit, eaft, "
+        f"gem, label_smoothing.\nIt was going to train {target!r}."
+    )
+
+
+def refuse_self_reference(target: Target | LossTarget, args: TargetSFTConfig) -> None:
+    """A document without reference log-probs has no importance weight to fall back to."""
+    if "ref_logp" in target.needs and args.teacher_missing == "self":
+        raise ValueError(
+            "teacher_missing='self' does not fit iw_sft: a document the cache lacks has no reference log-probs and so "
+            "no weight. Add the missing documents to the cache, or give weights with weight_column."
+        )

@@ -1,0 +1,159 @@
+"""The teacher of this run: a cache, a model written to a cache before the first step, or a model that runs live."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from torch import nn
+from transformers.integrations import deepspeed as hf_deepspeed
+from transformers.utils import logging
+
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Target
+from qsft.teacher.build import build_cache
+from qsft.teacher.format import TeacherCache
+from qsft.teacher.live import LiveTeacher
+from qsft.teacher.manifest import FILE as MANIFEST
+from qsft.teacher.source import TeacherSource, weights_digest
+from qsft.train.config import BASE, TargetSFTConfig
+from qsft.train.documents import Documents
+
+logger = logging.get_logger(__name__)
+
+Teacher = TeacherCache | str | Path | nn.Module | None
+
+
+def reads_teacher(target: Target | LossTarget, args: TargetSFTConfig) -> bool:
+    """Whether the target needs a distribution from outside; iw_sft's reference is one, unless weights are given."""
+    return "teacher" in target.needs or ("ref_logp" in target.needs and args.weight_column is None)
+
+
+@dataclass(frozen=True)
+class RunTeacher:
+    """A cache's directory and the model that fills it, or a model that runs in every step.
+
+    path    the cache; None for a live teacher
+    model   a model id, a model, or "base": the student itself before training; None when the cache must be complete
+    """
+
+    path: Path | None
+    model: str | nn.Module | None
+
+    @classmethod
+    def of(cls, given: Teacher, args: TargetSFTConfig, student: str | nn.Module, adapters: bool) -> "RunTeacher | None":
+        """What the trainer's argument and its config name; None when they name no teacher.
+
+        Called before TRL patches the student's forward: a copy made later would still run the student's weights.
+        """
+        path = Path(args.teacher_cache) if args.teacher_cache else None
+        model: str | nn.Module | None = args.teacher_model_name_or_path
+        if isinstance(given, TeacherCache):
+            path = given.path
+        elif isinstance(given, Path) or (isinstance(given, str) and Path(given, MANIFEST).is_file()):
+            path = Path(given)
+        elif given is not None:
+            model = given
+        if model is None:
+            return None if path is None else cls(path, None)
+        # What is in memory already runs live, unless a directory is named to write it to.
+        in_memory = isinstance(model, nn.Module) or (model == BASE and adapters)
+        if not (args.teacher_live or (in_memory and path is None)):
+            return cls(path or Path(args.output_dir, "teacher_cache"), model)
+        return cls(None, frozen_copy(student, args) if model == BASE and not adapters else model)
+
+    @property
+    def live(self) -> bool:
+        """Whether the teacher runs in every step."""
+        return self.path is None
+
+    def run_live(self, student: nn.Module, args: TargetSFTConfig) -> LiveTeacher:
+        """The live teacher; "base" is the student with its adapters off."""
+        model = student if self.model == BASE else self.model
+        if isinstance(model, str):
+            with outside_zero3():
+                model = TeacherSource(model, device=args.device, model_kwargs=args.teacher_model_init_kwargs).load()
+        if model is not student:
+            model = model.requires_grad_(False).to(args.device)
+        return LiveTeacher(model, args.teacher_top_k)
+
+    def fill(self, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: nn.Module) -> TeacherCache:
+        """The cache with the documents in it: those it lacks are computed first, where a model was given."""
+        assert self.path is not None
+        if self.model is None or not len(documents):
+            return TeacherCache(self.path)
+        if args.packing and args.packing_strategy == "wrapped":
+            logger.warning(
+                "packing_strategy='wrapped' cuts documents where rows end, so the row is the document and this cache "
+                "holds for one seed and one max_length only. packing_strategy='bfd' makes caches that last."
+            )
+        teacher = base_weights(student, args) if self.model == BASE else self.model
+        with outside_zero3():
+            return build_cache(
+                documents,
+                teacher,
+                self.path,
+                tokenizer=tokenizer,
+                device=args.device,
+                model_kwargs=args.teacher_model_init_kwargs,
+                progress=not args.disable_tqdm,
+                **cache_settings(self.path, args),
+            )
+
+    def identity(self, cache: TeacherCache | None) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be continued."""
+        if cache is not None:
+            return cache.manifest.identity.json()
+        name = self.model if isinstance(self.model, str) else type(self.model).__name__
+        weights = None if isinstance(self.model, str) else weights_digest(self.model)
+        return {"live": name, "weights": weights}
+
+
+def cache_settings(path: Path, args: TargetSFTConfig) -> dict[str, Any]:
+    """k and encoding of the cache that is there already, which nobody has to repeat; else those of the config."""
+    if not Path(path, MANIFEST).is_file():
+        return {"k": args.teacher_top_k, "encoding": args.teacher_cache_encoding}
+    identity = TeacherCache(path).manifest.identity
+    return {name: getattr(identity, name) for name in ("k", "encoding", "top_p", "min_k")}
+
+
+def base_weights(student: nn.Module, args: TargetSFTConfig) -> str | nn.Module:
+    """The student before training: itself, or where it is wrapped or sharded the name to load it from again."""
+    sharded = hf_deepspeed.is_deepspeed_zero3_enabled() or args.fsdp
+    if not sharded and not isinstance(student, PeftModel):
+        return student.to(args.device)
+    name = student.config._name_or_path
+    if not name:
+        raise ValueError(
+            "teacher='base' must load the student's first weights again (they are sharded or carry an adapter), but "
+            "the model came from no directory or hub id. Save it first and pass its path as the model."
+        )
+    return name
+
+
+def frozen_copy(student: str | nn.Module, args: TargetSFTConfig) -> nn.Module:
+    """The student as it is now, in eval mode and without gradients; later training does not move it."""
+    if isinstance(student, str):
+        with outside_zero3():
+            copy = TeacherSource(student, device="cpu", model_kwargs=args.model_init_kwargs).load()
+    else:
+        copy = deepcopy(student)
+        # A forward that an earlier trainer patched in is bound to the original's weights.
+        vars(copy).pop("forward", None)
+    return copy.eval().requires_grad_(False)
+
+
+@contextmanager
+def outside_zero3() -> Iterator[None]:
+    """Models loaded inside are whole: ZeRO-3 would partition them, and nothing would gather them again."""
+    reference = hf_deepspeed._hf_deepspeed_config_weak_ref
+    config = reference() if reference is not None else None
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if config is not None:
+            hf_deepspeed.set_hf_deepspeed_config(config)

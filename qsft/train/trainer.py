@@ -1,0 +1,272 @@
+"""TargetSFTTrainer: TRL's SFTTrainer whose loss is a target. It overrides compute_loss and little else.
+
+batch ─ TeacherCollator ─> model(**batch, target=target): backbone, then the fused head on label positions
+      ─> loss SUM and metric sums ─> divided once, here ─> TRL's loop does the rest
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+from trl import SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from qsft.losses.head import SIDE_INPUTS, TEACHER_INPUTS, attach_target_head, label_logps
+from qsft.losses.sums import SUM_NAMES
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Target
+from qsft.targets.zoo import make_target
+from qsft.teacher.format import TeacherCache
+from qsft.train import card, columns, refusals
+from qsft.train.check import check_head
+from qsft.train.collator import TeacherCollator
+from qsft.train.config import BASE, TargetSFTConfig
+from qsft.train.documents import Documents
+from qsft.train.metrics import MetricSums, logged, metrics_of, tokens_seen
+from qsft.train.precision import keep_float_outputs
+from qsft.train.preflight import refuse_missing
+from qsft.train.psft import Block
+from qsft.train.record import read_record, refuse_other_record, write_record
+from qsft.train.teacher import RunTeacher, reads_teacher
+
+Batch = dict[str, Any]
+TOKENS = SUM_NAMES.index("tokens")
+LIVE_INPUTS = ("input_ids", "labels", "attention_mask", "position_ids")
+
+
+class TargetSFTTrainer(SFTTrainer):
+    """SFTTrainer that fits the distribution `target` instead of the one-hot label.
+
+    target    a Target or LossTarget; by default the one that `args.target` and `args.target_kwargs` name
+    teacher   a TeacherCache, a cache's directory, a model id, a model, or "base" (the student before training);
+              by default what `args.teacher_cache` and `args.teacher_model_name_or_path` name
+
+    Everything else is SFTTrainer's. Data preparation, collation, evaluation, saving and logging stay TRL's.
+    """
+
+    _tag_names = [*SFTTrainer._tag_names, "qsft"]  # noqa: RUF012
+    _name = "Target-SFT"
+    _paper = card.PAPER
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel | nn.Module,
+        args: TargetSFTConfig | None = None,
+        *,
+        target: Target | LossTarget | None = None,
+        teacher: TeacherCache | str | Path | nn.Module | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        args = TargetSFTConfig.own(args, model)
+        refusals.refuse_other_losses(args, compute_loss_func)
+        refusals.refuse_vision(kwargs.get("train_dataset"))
+        self.target_name = args.target if target is None else None
+        self.target = target or make_target(args.target, **(args.target_kwargs or {}))
+        self.side_columns = columns.side_columns(self.target, args)
+        self.teacher = None
+        if reads_teacher(self.target, args):
+            refusals.refuse_self_reference(self.target, args)
+            adapters = kwargs.get("peft_config") is not None or isinstance(model, PeftModel)
+            self.teacher = RunTeacher.of(teacher, args, model, adapters)
+            if self.teacher is None:
+                refusals.refuse_missing_teacher(self.target, args)
+        super().__init__(model, args, **kwargs)
+        refusals.refuse_adapters(self.model)
+        refusals.refuse_parallelism(self.accelerator.parallelism_config, args)
+        attach_target_head(self.model)
+        keep_float_outputs(self.accelerator)
+        # The loss below is divided by the label tokens of the whole optimiser step, so they must be counted for every
+        # model, shifted as the head shifts them, and nothing is left for Trainer to divide by.
+        self.model_accepts_loss_kwargs = self._loss_shifts_labels = True
+        self.loss_is_scaled_for_ga = args.loss_normalization == "tokens"
+        self.sums = {"train": MetricSums(), "eval": MetricSums()}
+        self.block = Block(args.psft_block_steps, self.score) if "old_logp" in self.target.needs else None
+        self.head_checked = not args.check_head
+        self.open_teacher()
+
+    # ---- the loss ----
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, Any]:
+        """The target's loss: its sum over label tokens divided by their number in the whole optimiser step."""
+        if not self.head_checked:
+            self.head_checked = True
+            check_head(model, inputs)
+        mode = "train" if self.model.training else "eval"
+        outputs = model(**self.head_inputs(model, inputs), target=self.target)
+        self.sums[mode].add(outputs.sums, tokens_seen(inputs), outputs.aux_loss)
+        loss = self.divided(outputs.loss, outputs.sums[TOKENS], num_items_in_batch)
+        if self.aux_loss_enabled:
+            # A mean per micro-batch. Where the loss covers the whole accumulation, so must the sum of these.
+            steps = self.current_gradient_accumulation_steps if self._whole_step(num_items_in_batch) else 1
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / steps
+        return (loss, self.plain_outputs(model, inputs)) if return_outputs else loss
+
+    def divided(self, loss: Tensor, n_tokens: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:
+        """The loss sum divided by the tokens of the step, or of this micro-batch where the step is not known."""
+        if not self._whole_step(num_items_in_batch):
+            return loss / torch.as_tensor(n_tokens).clamp(min=1)
+        loss = loss / torch.as_tensor(num_items_in_batch).clamp(min=1)
+        if self.args.average_tokens_across_devices:
+            # The count covers all processes, and the gradients are averaged over them.
+            loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        return loss
+
+    def _whole_step(self, num_items_in_batch: Tensor | int | None) -> bool:
+        return num_items_in_batch is not None and self.args.loss_normalization == "tokens"
+
+    def head_inputs(self, model: nn.Module, inputs: Batch) -> Batch:
+        """The batch with what the head reads beside it: the live teacher, the old policy, the real vocabulary."""
+        inputs = {**inputs, "use_cache": False, "vocab_size": len(self._tokenizer)}
+        if self.aux_loss_enabled:
+            inputs["output_router_logits"] = True
+        if self.live is not None:
+            inputs["teacher"] = self.live(**{name: inputs.get(name) for name in LIVE_INPUTS})
+        if self.block is not None and "old_logp" not in inputs:  # evaluation: the policy is its own old policy
+            inputs = self.block.scored(inputs)
+        return inputs
+
+    def plain_outputs(self, model: nn.Module, inputs: Batch) -> Any:
+        """The model's own outputs, with logits: `compute_metrics` reads them, the head never builds them."""
+        plain = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
+        with torch.no_grad():
+            return model(**plain, use_cache=False)
+
+    # ---- the teacher ----
+
+    def open_teacher(self) -> None:
+        """Open the cache (built first where missing) or the live teacher, and wrap TRL's collator around it."""
+        self.live, self.cache = None, None
+        self.base_collator = self.data_collator
+        if self.teacher is not None and self.teacher.live:
+            self.live = self.teacher.run_live(self.model, self.args)
+        elif self.teacher is not None:
+            evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
+            self.cache = self.cache_with(self.train_dataset, *evaluation.values())
+        document = "document" in self.target.needs
+        if self.cache is not None or self.side_columns or document:
+            missing, side = self.args.teacher_missing, self.side_columns
+            self.data_collator = TeacherCollator(
+                self.base_collator, self.cache, missing=missing, columns=side, document=document
+            )
+
+    def cache_with(self, *datasets: Any) -> TeacherCache:
+        """The teacher's cache with every document of the prepared data sets in it; an error names what is missing.
+
+        Streaming data sets are left out: their documents are looked up as they come.
+        """
+        known = type(self.base_collator) is DataCollatorForLanguageModeling
+        map_style = [dataset for dataset in datasets if isinstance(dataset, Dataset)]
+        documents = Documents(*map_style, collator=None if known else self.base_collator)
+        moved = self.teacher.model == BASE and self.state.global_step > 0  # the student is no longer its base
+        cache = (
+            TeacherCache(self.teacher.path)
+            if moved
+            else self.teacher.fill(documents, self._tokenizer, self.args, self.model)
+        )
+        cache.check_student(self._tokenizer, self.model.config.get_text_config().vocab_size)
+        refuse_missing(cache, documents, self.args.teacher_missing)
+        return cache
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
+        """Trainer's dataloader; data passed to evaluate() get their teacher rows first."""
+        self.sums["eval"].reset()  # predict() adds to them and never logs
+        if self.cache is not None and eval_dataset is not None and not isinstance(eval_dataset, str):
+            self.cache = self.data_collator.cache = self.cache_with(eval_dataset)
+        return super().get_eval_dataloader(eval_dataset)
+
+    # ---- inputs of single rows ----
+
+    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, packing: bool, *rest: Any) -> Any:
+        """TRL's preparation, with the token-aligned columns cut and packed along."""
+        if not self.side_columns:
+            return super()._prepare_dataset(dataset, processing_class, args, packing, *rest)
+        whole = super()._prepare_dataset(dataset, processing_class, columns.untruncated(args), False, *rest)
+        return columns.finish(whole, list(self.side_columns.values()), args, packing)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        if self._signature_columns is None:
+            super()._set_signature_columns_if_needed()
+            self._signature_columns += self.side_columns.values()
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], Tensor | int | None]:
+        """The batches of one optimiser step; psft draws and scores a whole block of steps at a time."""
+        if self.block is not None:
+            epoch_iterator = self.block.serve(epoch_iterator, num_batches)
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def score(self, batch: Batch) -> Tensor:
+        """The student's present log-prob of every label of the batch, without dropout."""
+        model, training = self.model_wrapped, self.model_wrapped.training
+        plain = {name: value for name, value in batch.items() if name not in (*TEACHER_INPUTS, *SIDE_INPUTS)}
+        model.eval()
+        logps = label_logps(model, **self._prepare_inputs(plain))
+        model.train(training)
+        return logps
+
+    # ---- logs, checkpoints, card ----
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Trainer's log with the target's metrics, reduced over processes once."""
+        belongs = logged(logs)
+        if belongs is not None:
+            mode, prefix = belongs
+            sums = self.sums[mode].take(self._over_processes)
+            if mode == "train":
+                self._total_train_tokens += int(sums.get("seen", 0)) // self._tp_size
+            logs |= {f"{prefix}{name}": value for name, value in metrics_of(sums).items()}
+            logs[f"{prefix}num_tokens"] = self._total_train_tokens
+        super().log(logs, start_time)
+
+    def _over_processes(self, total: Tensor) -> Tensor:
+        return self.accelerator.reduce(total, reduction="sum")
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint keeps to recognise this run's target and teacher."""
+        identity = None if self.teacher is None else self.teacher.identity(self.cache)
+        return {
+            "name": self.target_name,
+            "target": self.target.record(),
+            "teacher": identity,
+            "num_tokens": self._total_train_tokens,
+        }
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        if self.block is not None:
+            self.block.warn_if_open(self.state.global_step)
+        self._total_train_tokens += self.sums["train"].take_seen(self._over_processes) // self._tp_size
+        if self.args.should_save:
+            write_record(Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}"), self.record())
+        super()._save_checkpoint(model, trial)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train; a checkpoint of another target or teacher is refused unless `resume_with_other_target` is set."""
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = get_last_checkpoint(self.args.output_dir)
+        if checkpoint:
+            if not self.args.resume_with_other_target:
+                refuse_other_record(Path(checkpoint), self.record())
+            self._total_train_tokens = (read_record(Path(checkpoint)) or {}).get("num_tokens", 0)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL's card with a section on the target, its formula and the teacher."""
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            card.add_section(Path(self.args.output_dir, "README.md"), self.target, self.record())

@@ -1,0 +1,55 @@
+"""`sft` and `dft` are TRL's own `nll` and `dft`: losses, gradients and final weights."""
+
+import pytest
+import torch
+from trl import SFTTrainer
+
+PAIRS = [("sft", "nll"), ("dft", "dft")]
+
+
+@pytest.fixture
+def trl_trainer(config, tiny_model, tiny_tokenizer):
+    """TRL's own trainer with the settings of ours."""
+
+    def make(data, **overrides):
+        return SFTTrainer(tiny_model(), config(**overrides), train_dataset=data, processing_class=tiny_tokenizer)
+
+    return make
+
+
+@pytest.mark.parametrize(("target", "loss_type"), PAIRS)
+@pytest.mark.parametrize("form", ["completion", "text"])
+def test_twenty_steps(trainer, trl_trainer, data, logged, target, loss_type, form):
+    settings = {"max_steps": 20, "gradient_accumulation_steps": 2}
+    ours = trainer(getattr(data, form)(), target=target, **settings)
+    theirs = trl_trainer(getattr(data, form)(), loss_type=loss_type, **settings)
+    ours.train()
+    theirs.train()
+    assert logged(ours) == pytest.approx(logged(theirs), abs=1e-5)
+    assert logged(ours, "num_tokens") == logged(theirs, "num_tokens")
+    assert logged(ours, "grad_norm") == pytest.approx(logged(theirs, "grad_norm"), rel=1e-3)
+    # TRL averages these over micro-batches, we over tokens.
+    assert logged(ours, "entropy") == pytest.approx(logged(theirs, "entropy"), rel=2e-2)
+    assert logged(ours, "mean_token_accuracy") == pytest.approx(logged(theirs, "mean_token_accuracy"), abs=5e-2)
+    for mine, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("target", "loss_type"), PAIRS)
+def test_gradients_of_one_batch(trainer, trl_trainer, data, target, loss_type):
+    gradients = []
+    for made in (trainer(data.text(), target=target), trl_trainer(data.text(), loss_type=loss_type)):
+        batch = made.data_collator([made.train_dataset[i] for i in range(6)])
+        made.model.train()
+        made.compute_loss(made.model, dict(batch), num_items_in_batch=torch.tensor(50)).backward()
+        gradients.append([p.grad for p in made.model.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+def test_evaluation_reports_the_same_loss(trainer, trl_trainer, data):
+    ours = trainer(data.text(), eval_dataset=data.text(10))
+    theirs = trl_trainer(data.text())
+    mine, other = ours.evaluate(), theirs.evaluate(data.text(10))
+    for name in ("eval_loss", "eval_entropy", "eval_mean_token_accuracy"):
+        assert mine[name] == pytest.approx(other[name], rel=2e-2 if name != "eval_loss" else 1e-5), name

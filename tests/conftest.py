@@ -7,6 +7,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from jaxtyping import install_import_hook
+
+# Shapes are types: checked at run time here, free for the user. Must stand before the first import of qsft.
+install_import_hook(["qsft.targets", "qsft.losses"], "typecheck.check")
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|> ' }}"

@@ -65,7 +65,7 @@ class Head:
         """The keywords that the fused functions take."""
         return {"bias": self.bias, "softcap": self.softcap, "logit_scale": self.logit_scale}
 
-    def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+    def logits(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows V"]:
         """The logits of a few hidden states, as the model itself computes them; in float32 or wider."""
         z = nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias) * self.logit_scale
         z = z.to(torch.promote_types(z.dtype, torch.float32))

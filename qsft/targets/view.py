@@ -22,7 +22,7 @@ class TopK:
     """The teacher's K most likely tokens at N positions, with log-probs normalised over its *full* vocabulary.
 
     `label_logp` is the teacher's log-prob of the observed token (also when it is outside the top-k).
-    Empty slots have logp = −inf; their id is never used.
+    Empty slots have logp = −inf; their id may be anything.
     """
 
     ids: Int[Tensor, "N K"]
@@ -58,9 +58,8 @@ class TopK:
 
         Qwen heads of 151,936 and 152,064 rows share one tokenizer: only padding rows differ.
         """
-        outside = self.live & (self.ids >= vocab_size)
-        if not bool(outside.any()):
-            return self
+        # No early exit when nothing is outside: the test would cost a device synchronisation, the sums cost nothing.
+        outside = (self.ids < 0) | (self.ids >= vocab_size)
         lost = self.logps.masked_fill(~outside, EMPTY).logsumexp(dim=-1, keepdim=True)
         logps = self.logps.masked_fill(outside, EMPTY) - log_complement(lost)
         return replace(self, ids=self.ids.masked_fill(outside, 0), logps=logps)

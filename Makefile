@@ -1,0 +1,65 @@
+# The commands of this repository. Everything runs in a virtual environment that the Makefile makes from constraints.txt.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
+EXTRAS ?= test
+
+# The suite and the demo make everything they need; a hub is never asked.
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM = false
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint types layers check bench notebook docs dist clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+# One stamp per set of extras: a second `make` with the same files installs nothing.
+$(VENV)/.installed-%: setup.cfg constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing qsft[$*] into $(VENV) ..."
+	@$(PIP) --upgrade pip setuptools wheel
+	@# torch first: packages that build against it must find it, and a bare range would pull the CUDA build
+	@$(PIP) torch
+	@$(PIP) -e ".[$*]"
+	@touch $@
+
+demo: $(VENV)/.installed-eval  ## the paper's effect in minutes, no download (ARGS="--seeds 3")
+	$(BIN)/qsft demo $(ARGS)
+
+test: $(VENV)/.installed-test  ## the suite without the slow tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.installed-test  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed-dev  ## ruff: style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev  ## mypy: strict where the maths is
+	$(BIN)/mypy qsft
+
+layers: $(VENV)/.installed-dev  ## import-linter: rooms depend downward only
+	$(BIN)/lint-imports --config setup.cfg
+
+check: lint types layers test  ## what a commit must pass
+
+bench: $(VENV)/.installed-test  ## ratios against TRL and bare matmuls, in one run (CPU figures)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+notebook: $(VENV)/.installed-notebook  ## run notebooks/quickstart.ipynb from top to bottom
+	$(BIN)/python -m nbconvert --to notebook --execute --output-dir $(VENV)/notebook notebooks/quickstart.ipynb
+
+docs: $(VENV)/.installed-test  ## write the generated parts of the README anew
+	$(BIN)/python -m qsft.docs README.md
+
+dist: $(VENV)/.installed-dev  ## build, check and try the wheel in a clean environment
+	rm -rf dist build
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+	PYTHON=$(PYTHON) bash tests/try_wheel.sh dist/*.whl
+
+clean:  ## remove the environment and what was built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

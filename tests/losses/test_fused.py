@@ -1,0 +1,341 @@
+"""The fused head equals the reference for every row, in loss and in every gradient, whatever the chunk."""
+
+import pytest
+import torch
+from cases import IDS, ROWS, make_batch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from qsft import LossTarget, SideInputs, TopK, fused_target_loss, make_target, target_loss
+from qsft.losses.fused import fused_label_logps, tokens_per_chunk
+from qsft.losses.sums import SUM_NAMES
+from qsft.targets.view import Full
+
+H = 11
+
+
+def head_inputs(batch, dtype=torch.float64, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    n, v = batch.logits.shape
+    hidden = torch.randn(n, H, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(v, H, generator=g, dtype=torch.float64).mul(0.6).to(dtype).requires_grad_()
+    bias = torch.randn(v, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+    return hidden, weight, bias
+
+
+def eager(hidden, weight, bias, batch, target, softcap=None, logit_scale=1.0, teacher=None):
+    logits = hidden @ weight.t()
+    logits = (logits if bias is None else logits + bias) * logit_scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return target_loss(logits, batch.labels, target, teacher or batch.teacher, side=batch.side)
+
+
+@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+def test_equals_the_reference_in_float64(name, hparams):
+    batch = make_batch()
+    inputs = head_inputs(batch)
+    target = make_target(name, **hparams)
+    expected = eager(*inputs, batch, target)
+    expected_grads = torch.autograd.grad(expected, inputs)
+    for chunk in (1, 3, 100):
+        hidden, weight, bias = inputs
+        out = fused_target_loss(
+            hidden, weight, batch.labels, target, batch.teacher, side=batch.side, bias=bias, chunk=chunk
+        )
+        torch.testing.assert_close(out.loss, expected, rtol=0, atol=1e-10)
+        for got, want in zip(torch.autograd.grad(out.loss, inputs), expected_grads):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+        assert out.metrics["loss"] == pytest.approx(out.loss.item())
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("logit_scale", [1.0, 0.25])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_transforms_of_the_logits(softcap, logit_scale, with_bias):
+    batch = make_batch(v=29, n=13)
+    hidden, weight, bias = head_inputs(batch)
+    bias = bias if with_bias else None
+    inputs = [t for t in (hidden, weight, bias) if t is not None]
+    for name in ("target", "gem", "label_smoothing"):
+        target = make_target(name)
+        want = torch.autograd.grad(eager(hidden, weight, bias, batch, target, softcap, logit_scale), inputs)
+        out = fused_target_loss(
+            hidden, weight, batch.labels, target, batch.teacher,
+            side=batch.side, bias=bias, softcap=softcap, logit_scale=logit_scale, chunk=4,
+        )  # fmt: skip
+        for got, expected in zip(torch.autograd.grad(out.loss, inputs), want):
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+def test_no_worse_than_eager_in_the_same_dtype(name, hparams, dtype):
+    """Against float64 truth the fused head's error is at most the eager head's, plus rounding of the dtype."""
+    batch = make_batch(n=17, v=31, empty=(5,), ignored=(3,), spread=1.0)
+    exact = head_inputs(batch)
+    exact = tuple(t.detach().to(dtype).double().requires_grad_() for t in exact)  # the same rounded inputs everywhere
+    inputs = tuple(t.detach().to(dtype).requires_grad_() for t in exact)
+    target = make_target(name, **hparams)
+    truth = torch.autograd.grad(eager(*exact, batch, target), exact)
+    slow = torch.autograd.grad(eager(*inputs, batch, target), inputs)
+    out = fused_target_loss(
+        inputs[0], inputs[1], batch.labels, target, batch.teacher, side=batch.side, bias=inputs[2], chunk=5
+    )
+    assert out.loss.dtype == torch.float32
+    if name in ("profit", "psft") or "tau" in hparams:
+        return  # a threshold may fall on the other side of a rounded p: no bound holds token by token
+    eps = torch.finfo(dtype).eps
+    for got, eager_grad, true in zip(torch.autograd.grad(out.loss, inputs), slow, truth):
+        assert got.dtype == dtype
+        scale = true.abs().max()
+        fused_error = (got.double() - true).abs().max()
+        eager_error = (eager_grad.double() - true).abs().max()
+        assert fused_error <= eager_error + 4 * eps * scale + 1e-6
+
+
+class CountMatmuls(TorchDispatchMode):
+    """Counts matrix products that touch the vocabulary dimension."""
+
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.vocab_size, self.count = vocab_size, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+            shapes = [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]
+            self.count += any(self.vocab_size in shape for shape in shapes)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "grad", "count"),
+    [
+        ("target", False, True, 3),
+        ("sft", False, True, 3),
+        ("gem", False, True, 3),
+        ("target", True, True, 2),
+        ("target", False, False, 1),
+        ("iw_sft", False, True, 4),
+        ("iw_sft", False, False, 2),
+    ],
+)
+def test_number_of_matmuls(name, frozen, grad, count):
+    batch = make_batch(v=23)
+    hidden, weight, _ = head_inputs(batch)
+    weight.requires_grad_(not frozen)
+    with CountMatmuls(23) as counter, torch.set_grad_enabled(grad):
+        out = fused_target_loss(
+            hidden, weight, batch.labels, make_target(name), batch.teacher, side=batch.side, chunk=100
+        )
+        if grad:
+            out.loss.backward()
+    assert counter.count == count
+    assert (weight.grad is None) == (frozen or not grad)
+
+
+def test_incoming_gradient_is_applied_in_float32_before_the_cast():
+    """A GradScaler's 2^16 on a small gradient must neither overflow nor vanish in float16."""
+    batch = make_batch(dtype=torch.float32)
+    hidden, weight, _ = head_inputs(batch, torch.float16)
+    out = fused_target_loss(hidden, weight, batch.labels, make_target("sft"))
+    (out.loss * 1e-7).backward()
+    exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    (eager(exact[0], exact[1], None, batch, make_target("sft")) * 1e-7).backward()
+    assert hidden.grad.abs().max() > 0
+    torch.testing.assert_close(hidden.grad.double(), exact[0].grad, rtol=0.1, atol=6e-8)
+
+
+def test_a_second_backward_raises():
+    batch = make_batch()
+    hidden, weight, _ = head_inputs(batch)
+    out = fused_target_loss(hidden, weight, batch.labels, make_target("sft"))
+    out.loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="second backward"):
+        out.loss.backward()
+
+
+def test_autocast_computes_in_its_dtype_and_keeps_float32_statistics():
+    batch = make_batch(dtype=torch.float32)
+    hidden, weight, _ = head_inputs(batch, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fused_target_loss(hidden, weight, batch.labels, make_target("target"), batch.teacher)
+    rounded = fused_target_loss(
+        hidden.detach().bfloat16(), weight.detach().bfloat16(), batch.labels, make_target("target"), batch.teacher
+    )
+    assert out.loss.dtype == torch.float32
+    assert out.loss.item() == rounded.loss.item()
+    out.loss.backward()
+    assert hidden.grad.dtype == torch.float32
+
+
+def test_no_labels_give_a_zero_that_is_connected():
+    batch = make_batch()
+    hidden, weight, _ = head_inputs(batch)
+    for name in ("sft", "target", "iw_sft", "gem"):
+        out = fused_target_loss(
+            hidden, weight, torch.full_like(batch.labels, -100), make_target(name), batch.teacher, side=batch.side
+        )
+        out.loss.backward()
+        assert out.loss.item() == 0
+        assert hidden.grad.abs().max() == 0
+
+
+def test_own_loss_runs_through_it():
+    def focal(logits, labels):
+        logp = logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+        return -((1 - logp.exp()) ** 2) * logp
+
+    batch = make_batch()
+    hidden, weight, bias = head_inputs(batch)
+    keep = batch.labels >= 0
+    want = focal((hidden @ weight.t() + bias)[keep], batch.labels[keep]).sum()
+    out = fused_target_loss(hidden, weight, batch.labels, LossTarget(focal), bias=bias, chunk=2)
+    torch.testing.assert_close(out.loss, want)
+    for got, expected in zip(
+        torch.autograd.grad(out.loss, (hidden, weight, bias)), torch.autograd.grad(want, (hidden, weight, bias))
+    ):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["target", "kd", "asft"])
+def test_full_teacher(name):
+    batch = make_batch()
+    inputs = head_inputs(batch)
+    teacher = Full(batch.full_teacher)
+    want = eager(*inputs, batch, make_target(name), teacher=teacher)
+    out = fused_target_loss(
+        inputs[0], inputs[1], batch.labels, make_target(name), teacher, side=batch.side, bias=inputs[2], chunk=4
+    )
+    for got, expected in zip(torch.autograd.grad(out.loss, inputs), torch.autograd.grad(want, inputs)):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+
+
+def test_repeated_ids_add_up():
+    batch = make_batch(empty=())
+    ids = batch.teacher.ids.clone()
+    ids[:, 1] = ids[:, 0]
+    inputs = head_inputs(batch)
+    teacher = TopK(ids, batch.teacher.logps, batch.teacher.label_logp)
+    want = eager(*inputs, batch, make_target("kd"), teacher=teacher)
+    out = fused_target_loss(inputs[0], inputs[1], batch.labels, make_target("kd"), teacher, bias=inputs[2])
+    for got, expected in zip(torch.autograd.grad(out.loss, inputs), torch.autograd.grad(want, inputs)):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+
+
+def test_ids_beyond_the_students_head_are_dropped_and_the_rest_renormalised():
+    """Heads of 151,936 and 152,064 rows share a tokenizer; the student has no row for the teacher's padding."""
+    batch = make_batch(empty=(), k=5)
+    hidden, weight, _ = head_inputs(batch)
+    ids = batch.teacher.ids.clone()
+    ids[:, -1] = 23 + torch.arange(9)
+    kept = TopK(ids[:, :-1], batch.teacher.logps[:, :-1] - torch.log1p(-batch.teacher.logps[:, -1:].exp()))
+    for tail in ("drop", "ghost"):
+        out = fused_target_loss(
+            hidden, weight, batch.labels, make_target("target", tail=tail), TopK(ids, batch.teacher.logps)
+        )
+        want = fused_target_loss(hidden, weight, batch.labels, make_target("target", tail=tail), kept)
+        torch.testing.assert_close(out.loss, want.loss)
+
+
+def test_a_full_teacher_of_another_head_size():
+    batch = make_batch()
+    hidden, weight, _ = head_inputs(batch)
+    padded = torch.nn.functional.pad(batch.full_teacher, (0, 4), value=float("-inf"))
+    narrow = fused_target_loss(hidden, weight, batch.labels, make_target("kd"), Full(batch.full_teacher))
+    wide = fused_target_loss(hidden, weight, batch.labels, make_target("kd"), Full(padded))
+    torch.testing.assert_close(narrow.loss, wide.loss)
+    fewer = Full(batch.full_teacher[:, :20].log_softmax(-1))
+    assert torch.isfinite(fused_target_loss(hidden, weight, batch.labels, make_target("kd"), fewer).loss)
+
+
+def test_bad_input_is_refused():
+    batch = make_batch(ignored=(0, 1))
+    hidden, weight, _ = head_inputs(batch)
+    labels = batch.labels.clone()
+    labels[4] = 23
+    with pytest.raises(ValueError, match=r"label 23 at label position 2 .* 23 rows"):
+        fused_target_loss(hidden, weight, labels, make_target("sft"))
+    wide = TopK(torch.zeros(9, 24, dtype=torch.long), torch.zeros(9, 24))
+    with pytest.raises(ValueError, match="24 tokens per position"):
+        fused_target_loss(hidden, weight, batch.labels, make_target("kd"), wide)
+
+
+def test_label_logps_equal_log_softmax():
+    batch = make_batch(ignored=())
+    hidden, weight, bias = head_inputs(batch)
+    logits = torch.tanh((hidden @ weight.t() + bias) * 0.5 / 3) * 3
+    want = logits.log_softmax(-1).gather(-1, batch.labels[:, None])[:, 0]
+    got = fused_label_logps(hidden, weight, batch.labels, bias=bias, softcap=3.0, logit_scale=0.5, chunk=2)
+    torch.testing.assert_close(got, want.detach())
+    assert not got.requires_grad
+
+
+def test_chunks_fit_the_budget_and_are_even():
+    assert tokens_per_chunk(512, 151_936, torch.float32) == 256
+    assert tokens_per_chunk(3, 151_936, torch.float32) == 3
+    assert tokens_per_chunk(0, 100, torch.float32) == 1
+    assert tokens_per_chunk(10_000, 151_936, torch.float32) * 151_936 * 4 <= 256 * 2**20
+
+
+def test_the_sums_are_what_they_say():
+    batch = make_batch(empty=(5,), ignored=())
+    hidden, weight, _ = head_inputs(batch)
+    out = fused_target_loss(hidden, weight, batch.labels, make_target("target"), batch.teacher, chunk=4)
+    m = out.metrics
+    logp = (hidden @ weight.t()).detach().log_softmax(-1)
+    p = logp.exp()
+    label = logp.gather(-1, batch.labels[:, None])[:, 0]
+    said = ~batch.teacher.empty
+    p_t = batch.teacher.label_logp.exp()
+    high, teacher_high = label.exp() >= 0.5, p_t >= 0.5
+    assert m["tokens"] == 9
+    assert m["nll"] == pytest.approx(-label.sum().item())
+    assert m["gamma"] == pytest.approx(label.exp().sum().item())
+    assert m["entropy"] == pytest.approx(-(p * logp).sum().item())
+    assert m["top1"] == (p.argmax(-1) == batch.labels).sum()
+    assert m["label_loss"] + m["residual_loss"] == pytest.approx(m["loss"])
+    assert m["label_loss"] == pytest.approx(-(label * label.exp()).sum().item())
+    assert m["fallback"] == 1
+    assert m["teacher_tokens"] == 8
+    live = batch.teacher.live
+    assert m["support_mass"] == pytest.approx((p.gather(-1, batch.teacher.ids) * live)[said].sum().item())
+    assert m["teacher_tail"] == pytest.approx((1 - batch.teacher.logps.exp().sum(-1))[said].sum().item())
+    in_topk = ((batch.teacher.ids == batch.labels[:, None]) & live).any(-1)
+    assert m["label_in_topk"] == in_topk[said].sum()
+    assert m["teacher_disagrees"] == (batch.teacher.ids[:, 0] != batch.labels)[said].sum()
+    assert m["rescue"] == (~high & teacher_high)[said].sum()
+    assert m["filter"] == (~high & ~teacher_high)[said].sum()
+    assert m["agree"] == (high & teacher_high)[said].sum()
+    assert m["student_only"] == (high & ~teacher_high)[said].sum()
+    bins = torch.tensor([m[f"gamma_bin_{i}"] for i in range(64)])
+    torch.testing.assert_close(bins, torch.histc(label.exp().float(), 64, 0, 1))
+    assert len(SUM_NAMES) == len(out.sums)
+
+
+def test_kept_counts_the_tokens_a_threshold_leaves():
+    batch = make_batch(ignored=())
+    hidden, weight, _ = head_inputs(batch)
+    p = (hidden @ weight.t()).detach().softmax(-1).gather(-1, batch.labels[:, None])[:, 0]
+    out = fused_target_loss(hidden, weight, batch.labels, make_target("profit", tau=0.05))
+    assert out.metrics["kept"] == (p >= 0.05).sum()
+
+
+def test_teacher_sums_without_stored_label_logps():
+    """A label outside the slots counts as unlikely when its own log-prob was not stored."""
+    batch = make_batch(ignored=(), empty=())
+    hidden, weight, _ = head_inputs(batch)
+    teacher = TopK(batch.teacher.ids, batch.teacher.logps)
+    m = fused_target_loss(hidden, weight, batch.labels, make_target("kd"), teacher).metrics
+    assert m["rescue"] + m["filter"] + m["agree"] + m["student_only"] == 9
+    full = fused_target_loss(hidden, weight, batch.labels, make_target("kd"), Full(batch.full_teacher)).metrics
+    assert full["label_in_topk"] == 9
+    assert full["teacher_tail"] == 0
+
+
+def test_side_inputs_on_ignored_rows_are_left_out():
+    batch = make_batch(ignored=(0, 8))
+    hidden, weight, bias = head_inputs(batch)
+    side = SideInputs(critical=torch.ones(9))
+    cft = fused_target_loss(hidden, weight, batch.labels, make_target("cft"), side=side, bias=bias)
+    sft = fused_target_loss(hidden, weight, batch.labels, make_target("sft"), bias=bias)
+    torch.testing.assert_close(cft.loss, sft.loss)

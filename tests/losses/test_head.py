@@ -1,0 +1,261 @@
+"""Through real models: loss and all parameter gradients equal a full-logits computation."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import make_model
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
+
+from qsft import SideInputs, TopK, make_target, target_loss
+from qsft.losses.head import attach_target_head, from_bits, gathered_head, label_logps, to_bits
+
+V, B, T, K = 97, 3, 12, 8
+SMALL = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MOE = {"output_router_logits": True, "num_experts_per_tok": 2}
+FAMILIES = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, tie_word_embeddings=False)),
+    "qwen2-tied": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL, tie_word_embeddings=True)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+    "gemma2-softcap": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=5.0)),
+    "cohere-scale": lambda: CohereForCausalLM(CohereConfig(**SMALL, logit_scale=0.25)),
+    "granite-divisor": lambda: GraniteForCausalLM(GraniteConfig(**SMALL, logits_scaling=3.0)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SMALL, **MOE, num_local_experts=4)),
+    "qwen2-moe": lambda: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(
+            **SMALL, **MOE, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+            decoder_sparse_step=1,
+        )
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def batch():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(3, V, (B, T), generator=g)
+    labels = x.clone()
+    labels[:, :4] = -100
+    labels[1, 8:] = -100
+    full = torch.randn(B, T, V, generator=g).log_softmax(-1)
+    logps, ids = full.topk(K)
+    label_logp = full.gather(-1, x[..., None])[..., 0]
+    return {"input_ids": x, "labels": labels}, {
+        "teacher_ids": ids.int(),
+        "teacher_logps": to_bits(logps.half()),
+        "teacher_label_logp": to_bits(label_logp.half()),
+        "document": torch.arange(B)[:, None].expand(B, T),
+    }
+
+
+def full_logits_loss(model, data, extra, target):
+    """The slow way: all logits, shifted here on its own."""
+    logits = model(input_ids=data["input_ids"]).logits[:, :-1]
+    labels = data["labels"][:, 1:]
+    keep = labels != -100
+    teacher = TopK(
+        extra["teacher_ids"][:, 1:][keep].long(),
+        from_bits(extra["teacher_logps"])[:, 1:][keep].to(logits.dtype),
+        from_bits(extra["teacher_label_logp"])[:, 1:][keep].to(logits.dtype),
+    )
+    side = SideInputs(document=extra["document"][:, 1:][keep])
+    return target_loss(logits[keep], labels[keep], target, teacher, side=side)
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["target", "sft", "iw_sft"])
+def test_equals_full_logits(family, name, batch):
+    torch.manual_seed(0)
+    model = FAMILIES[family]()
+    exact = "mixtral" not in family and "moe" not in family  # grouped matmuls exist in float32 only
+    model = model.double() if exact else model
+    data, extra = batch
+    target = make_target(name)
+    want = full_logits_loss(model, data, extra, target)
+    expected = gradients(model, want)
+    attach_target_head(model)
+    out = model(**data, **extra, target=target)
+    got = gradients(model, out.loss)
+    tolerance = 1e-10 if exact else 2e-5
+    torch.testing.assert_close(out.loss.double(), want.double(), rtol=tolerance, atol=tolerance)
+    assert got.keys() == expected.keys()
+    for key in got:
+        torch.testing.assert_close(got[key], expected[key], rtol=0, atol=tolerance)
+    if not exact:
+        torch.testing.assert_close(out.aux_loss, model(**data).aux_loss)
+
+
+def test_forward_and_generate_are_untouched(batch):
+    data, _ = batch
+    model = FAMILIES["qwen2"]()
+    before = model(**data)
+    generated = model.generate(data["input_ids"], max_new_tokens=3, do_sample=False)
+    signature = inspect.signature(model.forward)
+    attach_target_head(model)
+    after = model(**data)
+    torch.testing.assert_close(before.logits, after.logits)
+    torch.testing.assert_close(before.loss, after.loss)
+    assert torch.equal(generated, model.generate(data["input_ids"], max_new_tokens=3, do_sample=False))
+    assert list(inspect.signature(model.forward).parameters)[:3] == list(signature.parameters)[:3]
+
+
+def test_attaching_twice_changes_nothing(batch):
+    model = FAMILIES["qwen2"]()
+    attach_target_head(model)
+    forward = model.forward
+    attach_target_head(model)
+    assert model.forward is forward or model.forward.__func__ is forward.__func__
+
+
+def test_no_labels_give_a_connected_zero(batch):
+    data, extra = batch
+    model = FAMILIES["qwen2-tied"]()
+    attach_target_head(model)
+    data["labels"] = torch.full_like(data["labels"], -100)
+    out = model(**data, **extra, target=make_target("target"))
+    grads = gradients(model, out.loss)
+    assert out.loss.item() == 0
+    assert grads
+    assert all(g.abs().max() == 0 for g in grads.values())
+
+
+def test_only_label_positions_reach_the_head(batch, monkeypatch):
+    from qsft.losses import head
+
+    data, extra = batch
+    model = FAMILIES["qwen2"]()
+    attach_target_head(model)
+    seen = []
+    original = head.fused_target_loss
+    monkeypatch.setattr(
+        head, "fused_target_loss", lambda hidden, *a, **k: seen.append(len(hidden)) or original(hidden, *a, **k)
+    )
+    model(**data, **extra, target=make_target("target"))
+    assert seen == [(data["labels"][:, 1:] != -100).sum()]
+
+
+def test_lora_trains_adapters_only_and_never_the_head(batch):
+    data, extra = batch
+    model = get_peft_model(FAMILIES["qwen2"](), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    attach_target_head(model)
+    out = model(**data, **extra, target=make_target("target"))
+    grads = gradients(model, out.loss)
+    assert grads
+    assert all("lora" in name for name in grads)
+    with model.disable_adapter():
+        off = label_logps(model, **data)
+    plain = FAMILIES["qwen2"]()
+    plain.load_state_dict(
+        {k.replace(".base_layer", ""): v for k, v in model.get_base_model().state_dict().items() if "lora" not in k}
+    )
+    torch.testing.assert_close(off, label_logps(plain, **data))
+
+
+def test_modules_to_save_on_the_head_trains_the_copy(batch):
+    data, extra = batch
+    model = get_peft_model(
+        FAMILIES["qwen2"](),
+        LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"),
+    )
+    attach_target_head(model)
+    grads = gradients(model, model(**data, **extra, target=make_target("target")).loss)
+    assert any("modules_to_save" in name for name in grads)
+
+
+def test_an_adapter_on_the_head_is_refused():
+    model = get_peft_model(FAMILIES["qwen2"](), LoraConfig(r=2, target_modules=["lm_head"], task_type="CAUSAL_LM"))
+    with pytest.raises(ValueError, match="modules_to_save"):
+        attach_target_head(model)
+
+
+def test_missing_labels_are_named(batch):
+    data, _ = batch
+    model = FAMILIES["qwen2"]()
+    attach_target_head(model)
+    with pytest.raises(ValueError, match="needs `labels`"):
+        model(input_ids=data["input_ids"], target=make_target("sft"))
+
+
+def test_label_logps_are_aligned_with_labels(batch):
+    data, _ = batch
+    model = make_model(vocab_size=V)
+    got = label_logps(model, **data)
+    logp = model(input_ids=data["input_ids"]).logits.log_softmax(-1)
+    for b in range(B):
+        for t in range(T):
+            label = data["labels"][b, t]
+            want = 0.0 if label == -100 or t == 0 else logp[b, t - 1, label].item()
+            assert got[b, t].item() == pytest.approx(want, abs=1e-5)
+
+
+def test_bits_round_trip():
+    for dtype in (torch.float16, torch.float32):
+        values = torch.tensor([0.0, -1.5, float("-inf"), 1e-4], dtype=dtype)
+        assert not to_bits(values).is_floating_point()
+        assert torch.equal(from_bits(to_bits(values)), values)
+    assert torch.equal(from_bits(torch.tensor([1.0])), torch.tensor([1.0]))
+
+
+def test_gathered_head_gives_the_models_logits(batch):
+    data, _ = batch
+    for family in ("gemma2-softcap", "granite-divisor", "cohere-scale"):
+        model = FAMILIES[family]()
+        hidden = model.base_model(input_ids=data["input_ids"]).last_hidden_state
+        with gathered_head(model) as head:
+            torch.testing.assert_close(head.logits(hidden), model(input_ids=data["input_ids"]).logits)
+
+
+COMPILED = """
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from qsft import make_target
+from qsft.losses.head import attach_target_head
+model = Qwen2ForCausalLM(Qwen2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                                     num_attention_heads=4, num_key_value_heads=2))
+attach_target_head(model)
+x = torch.randint(97, (2, 8))
+batch = dict(input_ids=x, labels=x, target=make_target("dft"))
+want = model(**batch).loss
+torch.testing.assert_close(torch.compile(model, backend="eager")(**batch).loss, want)
+"""
+
+
+def test_torch_compile_leaves_the_head_out_of_the_graph():
+    """In a process of its own: the tests' run-time type checks cannot be traced."""
+    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr

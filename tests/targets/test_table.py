@@ -1,0 +1,59 @@
+"""The generated table and `qsft targets`."""
+
+import pytest
+
+from qsft import TARGETS, LossTarget, make_target
+from qsft.targets import table
+
+
+def test_every_row_has_words_formula_and_reference():
+    for e in table.entries():
+        assert e.title
+        assert e.reference
+        assert e.gamma
+        assert e.scale
+
+
+def test_describe_says_what_a_row_needs():
+    text = table.describe("target")
+    assert "π_θ^0.5·π_T^0.5" in text
+    assert "needs            teacher" in text
+    assert "eta=0.5" in text
+
+
+def test_describe_suggests_a_name():
+    with pytest.raises(ValueError, match="Did you mean 'gem'"):
+        table.describe("gemm")
+
+
+def test_formula_of_own_targets():
+    assert table.formula(make_target("dft")) == "γ = p_y, π̃ = π_θ, scale = 1"
+    assert table.formula(make_target("sft")) == "γ = 1, π̃ = –, scale = 1"
+    assert "my_loss" in table.formula(LossTarget(my_loss))
+
+
+def my_loss(logits, labels):
+    return logits[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], list(TARGETS)),
+        (["target"], ["π_T^0.5", "qsft train RECIPE --target target"]),
+        (["--markdown"], ["| `sft` | 1 |"]),
+    ],
+)
+def test_command_prints_it(argv, words, capsys, monkeypatch):
+    import argparse
+
+    from qsft.commands import targets
+
+    monkeypatch.setenv("COLUMNS", "200")
+    parser = argparse.ArgumentParser()
+    targets.register(parser.add_subparsers())
+    args = parser.parse_args(["targets", *argv])
+    assert args.run(args) == 0
+    out = capsys.readouterr().out
+    for word in words:
+        assert word in out

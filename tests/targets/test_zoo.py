@@ -1,0 +1,103 @@
+"""Making targets: names, hyper-parameters, ranges, missing inputs, own parts."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from cases import make_batch, targets
+
+from qsft import SideInputs, Target, make_target, target_loss
+from qsft.targets.residual import SelfPrior
+from qsft.targets.trust import Constant
+
+
+@pytest.mark.parametrize(
+    ("name", "hparams", "words"),
+    [
+        ("targt", {}, ["'targt'", "Did you mean 'target'"]),
+        ("target", {"etta": 0.5}, ["'etta'", "Did you mean 'eta'", "tail"]),
+        ("sft", {"eta": 0.5}, ["'eta'", "none"]),
+        ("target", {"eta": 1.5}, ["eta = 1.5", "[0, 1]"]),
+        ("target", {"eta": -0.1, "form": "reward"}, ["eta = -0.1", "[0, ∞)"]),
+        ("target", {"tail": "gost"}, ["'gost'", "Did you mean 'ghost'"]),
+        ("target", {"tail": "ghost", "form": "reward"}, ["p^(1+η)", 'tail="drop"']),
+        ("beyond_log", {"alpha": -1.0}, ["alpha = -1.0", "[0, ∞)"]),
+        ("profit", {"tau": 2}, ["tau = 2", "[0, 1]"]),
+        ("gem", {"beta": 0}, ["beta = 0", "(0, ∞)"]),
+        ("gem", {"link": "log"}, ["'log'", "'logsigmoid'"]),
+        ("label_smoothing", {"lam": 2}, ["lam = 2", "[0, 1]"]),
+        ("kd", {"temperature": 0.5, "tail": "ghost"}, ["temperature", 'tail="drop"']),
+        ("kd", {"temperature": 0.0}, ["temperature = 0.0", "(0, ∞)"]),
+        ("kd_hybrid", {"c": 1.1}, ["c = 1.1", "[0, 1]"]),
+        ("asft", {"lam": 0.0}, ["lam = 0.0", "(0, ∞)"]),
+        ("target_constant", {"c": 0.0}, ["c = 0.0", "(0, ∞)"]),
+        ("eaft", {"k": 1}, ["k = 1", "[2, ∞)"]),
+        ("iw_sft", {"clip": 0.0}, ["clip = 0.0"]),
+        ("psft", {"eps": -1.0}, ["eps = -1.0"]),
+    ],
+)
+def test_wrong_names_and_values_say_what_is_allowed(name, hparams, words):
+    with pytest.raises(ValueError) as error:
+        make_target(name, **hparams)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "words"),
+    [
+        ("target", None, ["reads a teacher", "qsft cache build"]),
+        ("kd", None, ["reads a teacher"]),
+        ("cft", None, ["'critical'", "qsft curate critical"]),
+        ("psft", None, ["'old_logp'", "TargetSFTTrainer"]),
+        ("iw_sft", None, ["'ref_logp'", 'teacher="base"']),
+        ("iw_sft", SideInputs(ref_logp=torch.zeros(9)), ["'document'"]),
+    ],
+)
+def test_a_missing_input_is_named_with_its_remedy(name, side, words):
+    batch = make_batch(dtype=torch.float32)
+    with pytest.raises(ValueError) as error:
+        target_loss(batch.logits, batch.labels, make_target(name), side=side)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_targets_are_frozen_values_that_print_themselves():
+    target = make_target("target", eta=0.5)
+    assert repr(target) == (
+        "Target(trust=Prob(alpha=1.0), residual=Guided(eta=0.5, tail='drop', form='geometric'), "
+        "scale=Constant(value=1.0))"
+    )
+    assert target == make_target("target")
+    assert target != make_target("target", eta=0.2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        target.trust = Constant(0.0)
+
+
+def test_records_are_json_and_tell_targets_apart():
+    records = [json.dumps(target.record(), sort_keys=True) for target in targets()]
+    distinct = {repr(target) for target in targets()}
+    assert len(set(records)) == len(distinct)
+
+
+def test_own_trust_and_residual_need_no_registration():
+    """A trust is a function of the view; a residual may return a dense tensor or a distribution."""
+    batch = make_batch()
+
+    def uniform(view):
+        return torch.full_like(view.logits, 1 / view.logits.shape[-1])
+
+    own = Target(trust=lambda view: torch.full_like(view.lse, 0.9), residual=uniform)
+    z = batch.logits.clone().requires_grad_()
+    mine = torch.autograd.grad(target_loss(z, batch.labels, own), z)[0]
+    named = torch.autograd.grad(target_loss(z, batch.labels, make_target("label_smoothing", lam=0.1)), z)[0]
+    torch.testing.assert_close(mine, named, rtol=0, atol=1e-12)
+    assert own.record()["residual"]["name"].endswith("uniform")
+
+
+def test_needs_name_the_inputs():
+    assert make_target("sft").needs == frozenset()
+    assert make_target("target").needs == {"teacher"}
+    assert make_target("iw_sft").needs == {"ref_logp", "document"}
+    assert Target(Constant(0.5), SelfPrior()).needs == frozenset()

@@ -38,7 +38,7 @@ const qsft = (() => {
   function template() {
     const [ink, muted, grid, line, card] = ["ink", "muted", "grid", "line", "card"].map(colour);
     const axis = { gridcolor: grid, linecolor: line, zerolinecolor: line, automargin: true, tickcolor: line,
-                   title: { standoff: 8 }, fixedrange: true };
+                   title: { standoff: 8, font: { size: 13, color: muted } }, tickfont: { size: 12 }, fixedrange: true };
     return { layout: {
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", separators: ".,",

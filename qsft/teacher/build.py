@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,12 @@ from qsft.teacher.format import IGNORED, TeacherCache
 from qsft.teacher.identity import (
     VOCABULARY,
     Identity,
+    check_settings,
     describe_tokenizer,
     refuse_other_teacher,
     refuse_other_tokenizer,
     settings_differ,
+    shared_evidence,
     vocabulary_of,
 )
 from qsft.teacher.manifest import FILE, create_manifest, recover_manifest, refresh_manifest
@@ -35,7 +38,7 @@ from qsft.teacher.plan import Plan, plan_capture
 from qsft.teacher.progress import CaptureProgress
 from qsft.teacher.publish import NoSpace, make_directory, probe, publish
 from qsft.teacher.shard import Shard, published
-from qsft.teacher.source import TeacherSource
+from qsft.teacher.source import TeacherSource, dtype_name
 from qsft.teacher.writer import Computed, ShardWriter
 
 if TYPE_CHECKING:
@@ -74,9 +77,10 @@ def build_cache(
     patience      seconds without a new shard after which a process no longer waits for the others
     """
     path = Path(path)
+    check_settings(k, encoding, top_p, min_k)
     plan = plan_capture(dataset, batch_tokens)
     source = TeacherSource(teacher, dtype=dtype, revision=revision, device=device, model_kwargs=model_kwargs)
-    settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k}
+    settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k} | source.asked_dtype
     make_directory(path)
     cache = _open_matching(path, source, tokenizer, settings)
     missing = plan.missing(cache)
@@ -85,10 +89,8 @@ def build_cache(
         source.refuse_other_tokenizer(tokenizer)
         model = source.load()
         identity = _claim(path, source, model, tokenizer, settings)
-        plan.check_ids(identity.vocab_size)
-        _require_space(path, identity, plan, missing)
-        _capture_or_explain(model, identity, path, plan, missing, shard_bytes, progress)
-        _wait_for_others(path, {plan.keys[i] for i in np.flatnonzero(missing)}, patience, progress)
+        Capture(model, identity, path, plan, missing).run(shard_bytes, progress)
+        _wait_for_others(path, {plan.keys[i] for i in np.flatnonzero(missing)}, patience)
     return _finished(path, tokenizer)
 
 
@@ -104,6 +106,8 @@ def _open_matching(
     settings_differ(identity, path, **settings | {"k": min(settings["k"], identity.vocab_size)})
     if identity.tokenizer["digest"] != describe_tokenizer(tokenizer)["digest"]:
         cache.check_student(tokenizer)
+    if shared_evidence(identity.teacher, source.describe()) is None:
+        source.load()  # names alone do not tell: a model object and its files have different ones
     refuse_other_teacher(identity.teacher, source.describe(), path)
     return cache
 
@@ -113,7 +117,7 @@ def _claim(
 ) -> Identity:
     """The identity under which this capture writes: its own in a new directory, else the one that is there."""
     vocab_size = base_causal_lm(model).get_output_embeddings().weight.shape[0]
-    given = {"vocab_size": vocab_size, "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    given = {"vocab_size": vocab_size, "dtype": dtype_name(next(model.parameters()).dtype)}
     settings = settings | given | {"k": min(settings["k"], vocab_size)}
     own = Identity(teacher=source.describe(), tokenizer=describe_tokenizer(tokenizer), **settings)
     identity = create_manifest(path, own).identity
@@ -131,76 +135,78 @@ def _keep_vocabulary(path: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
         publish(path / VOCABULARY, vocabulary_of(tokenizer))
 
 
-def _bytes_needed(identity: Identity, plan: Plan, missing: np.ndarray) -> float:
-    """What the missing documents will take on disk; with top_p the most they can."""
-    return float(plan.labels[missing].sum() * row_bytes(identity.encoding, identity.k, identity.vocab_size))
+@dataclass(frozen=True)
+class Capture:
+    """The documents of a plan that a cache lacks, and the teacher to ask."""
+
+    model: nn.Module
+    identity: Identity
+    path: Path
+    plan: Plan
+    missing: np.ndarray
+
+    def run(self, shard_bytes: int, progress: bool) -> None:
+        """Compute and publish this process's batches."""
+        self.plan.check_ids(self.identity.vocab_size)
+        self._require_space()
+        try:
+            self._run(shard_bytes, progress)
+        except NoSpace as error:
+            left = self._bytes_needed(self.plan.missing(TeacherCache(self.path)))
+            raise NoSpace(f"{error} In all about {left / 1e6:,.1f} MB are still to be written.") from error
+
+    def _run(self, shard_bytes: int, progress: bool) -> None:
+        rank, world = _rank()
+        mine = [batch for batch in self.plan.batches[rank::world] if self.missing[batch].any()]
+        total = sum(int(self.missing[batch].sum()) for batch in mine)
+        with (
+            CaptureProgress(total, show=progress and rank == 0, what=f"teacher cache {self.path}") as bar,
+            ShardWriter(self.path, self.identity, shard_bytes) as writer,
+        ):
+            for batch in mine:
+                writer.put(self._compute(batch))
+                wanted = batch[self.missing[batch]]
+                bar.advance(len(wanted), int(self.plan.labels[wanted].sum()), writer.bytes_written)
+
+    def _compute(self, batch: np.ndarray) -> Computed:
+        """One batch through the teacher, a document per row: positions count from its first token."""
+        tokens = [self.plan.tokens(place) for place in batch]
+        device = base_causal_lm(self.model).get_input_embeddings().weight.device
+        rows = teacher_rows(self.model, **{name: t.to(device) for name, t in _pad(tokens).items()}, k=self.identity.k)
+        keys, counts = [self.plan.keys[place] for place in batch], self.plan.labels[batch].tolist()
+        return Computed(rows, keys, tokens, counts, self.missing[batch].tolist())
+
+    def _bytes_needed(self, missing: np.ndarray) -> float:
+        """What missing documents take on disk; with top_p the most they can."""
+        per_row = row_bytes(self.identity.encoding, self.identity.k, self.identity.vocab_size)
+        return float(self.plan.labels[missing].sum() * per_row)
+
+    def _require_space(self) -> None:
+        """NoSpace before the first batch when the disk cannot hold what is missing."""
+        needed, free = self._bytes_needed(self.missing), shutil.disk_usage(self.path).free
+        if needed <= free:
+            return
+        words = f"the teacher cache {self.path} needs about {needed / 1e6:,.1f} MB more; {free / 1e6:,.1f} MB are free"
+        if self.identity.top_p is None:
+            raise NoSpace(f"{words}. Free some space, choose another directory, or use encoding='compact' or top_p.")
+        print(f"{words}, which may do: top_p keeps fewer slots than k.", file=sys.stderr)
 
 
-def _require_space(path: Path, identity: Identity, plan: Plan, missing: np.ndarray) -> None:
-    """NoSpace before the first batch when the disk cannot hold what is missing."""
-    needed, free = _bytes_needed(identity, plan, missing), shutil.disk_usage(path).free
-    if needed <= free:
-        return
-    words = f"the teacher cache needs about {needed / 1e6:,.1f} MB more in {path}, where {free / 1e6:,.1f} MB are free"
-    if identity.top_p is not None:
-        print(f"{words} if every row keeps all k slots; top_p may keep fewer.", file=sys.stderr)
-        return
-    raise NoSpace(f"{words}. Free some space, choose another directory, or use encoding='compact' or top_p=0.99.")
+def _pad(documents: list[np.ndarray]) -> dict[str, torch.Tensor]:
+    """Documents [2,T] as one batch, padded on the right."""
+    width = max(document.shape[1] for document in documents)
+    batch = torch.zeros(3, len(documents), width, dtype=torch.long)
+    batch[1] = IGNORED
+    for row, document in enumerate(documents):
+        batch[:2, row, : document.shape[1]] = torch.from_numpy(document.astype(np.int64))
+        batch[2, row, : document.shape[1]] = 1
+    return {"input_ids": batch[0], "labels": batch[1], "attention_mask": batch[2]}
 
 
-def _capture_or_explain(
-    model: nn.Module, identity: Identity, path: Path, plan: Plan, missing: np.ndarray, shard_bytes: int, progress: bool
-) -> None:
-    """The capture; when the disk fills up on the way, the error says how much is still to come."""
-    try:
-        _capture(model, identity, path, plan, missing, shard_bytes, progress)
-    except NoSpace as error:
-        left = _bytes_needed(identity, plan, plan.missing(TeacherCache(path)))
-        raise NoSpace(f"{error} In all about {left / 1e6:,.1f} MB are still to be written.") from error
-
-
-def _capture(
-    model: nn.Module, identity: Identity, path: Path, plan: Plan, missing: np.ndarray, shard_bytes: int, progress: bool
-) -> None:
-    """Compute and publish this process's batches."""
-    rank, world = _rank()
-    mine = [batch for batch in plan.batches[rank::world] if missing[batch].any()]
-    total = sum(int(missing[batch].sum()) for batch in mine)
-    with (
-        CaptureProgress(total, show=progress and rank == 0, what=f"teacher cache {path}") as bar,
-        ShardWriter(path, identity, shard_bytes) as writer,
-    ):
-        for batch in mine:
-            writer.put(_compute(model, identity.k, plan, batch, missing))
-            wanted = batch[missing[batch]]
-            bar.advance(len(wanted), int(plan.labels[wanted].sum()), writer.bytes_written)
-
-
-def _compute(model: nn.Module, k: int, plan: Plan, batch: np.ndarray, missing: np.ndarray) -> Computed:
-    """One batch through the teacher: documents padded on the right, positions counted per document."""
-    tokens = [plan.tokens(place) for place in batch]
-    width = max(document.shape[1] for document in tokens)
-    input_ids, mask = (
-        torch.zeros(len(tokens), width, dtype=torch.long),
-        torch.zeros(len(tokens), width, dtype=torch.long),
-    )
-    labels = torch.full_like(input_ids, IGNORED)
-    for row, document in enumerate(tokens):
-        length = document.shape[1]
-        input_ids[row, :length], labels[row, :length] = torch.from_numpy(document.astype(np.int64))
-        mask[row, :length] = 1
-    device = base_causal_lm(model).get_input_embeddings().weight.device
-    positions = torch.arange(width).expand_as(input_ids)
-    inputs = [tensor.to(device) for tensor in (input_ids, labels, mask, positions)]
-    keys = [plan.keys[place] for place in batch]
-    counts = plan.labels[batch].tolist()
-    return Computed(teacher_rows(model, *inputs, k=k), keys, tokens, counts, missing[batch].tolist())
-
-
-def _wait_for_others(path: Path, outstanding: set[bytes], patience: float, progress: bool) -> None:
+def _wait_for_others(path: Path, outstanding: set[bytes], patience: float) -> None:
     """Return when every document is published; a process that died must not keep the others for ever."""
     seen: set[Path] = set()
-    last_news, told = time.monotonic(), False
+    last_news = time.monotonic()
     while True:
         for shard in set(published(path)) - seen:
             seen.add(shard)
@@ -213,9 +219,6 @@ def _wait_for_others(path: Path, outstanding: set[bytes], patience: float, progr
                 f"{len(outstanding)} documents of the teacher cache {path} did not come from the other processes "
                 f"within {patience:.0f} s. One of them probably died. What it published stays: run the same again."
             )
-        if progress and not told:
-            print(f"teacher cache {path}: waiting for {len(outstanding)} documents of other processes", file=sys.stderr)
-            told = True
         time.sleep(POLL_SECONDS)
 
 

@@ -40,7 +40,9 @@ def label_states(
 ) -> tuple[Float[Tensor, "N H"], Int[Tensor, " N"]]:
     """The hidden states that predict a label, and those labels: the state at t−1 predicts token t."""
     backbone = base_causal_lm(model).base_model
-    outputs = backbone(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False)
+    optional = {"attention_mask": attention_mask, "position_ids": position_ids}  # not every backbone takes both
+    given = {name: value for name, value in optional.items() if value is not None}
+    outputs = backbone(input_ids=input_ids, use_cache=False, **given)
     states, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:].to(outputs.last_hidden_state.device)
     keep = labels != IGNORED
     return states[keep], labels[keep]

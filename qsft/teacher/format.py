@@ -18,7 +18,7 @@ from qsft.targets.view import TopK
 from qsft.teacher.encoding import Rows
 from qsft.teacher.identity import VOCABULARY, refuse_other_tokenizer, vocabulary_of
 from qsft.teacher.manifest import check_listed, read_manifest
-from qsft.teacher.shard import DamagedShard, Shard, published
+from qsft.teacher.shard import Shard, damaged, published
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -163,7 +163,7 @@ class TeacherCache:
     def _open(self, path: Path) -> Shard:
         shard = Shard(path)
         if shard.identity != self.manifest.identity.json():
-            raise DamagedShard(path, "it was made by another capture than the manifest's (teacher, k or encoding)")
+            raise damaged(path, "it was made by another capture than the manifest's (teacher, k or encoding)")
         return shard
 
     def _find(self, key: bytes) -> int | None:

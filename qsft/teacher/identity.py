@@ -38,10 +38,8 @@ class Identity:
 
     def __post_init__(self) -> None:
         _require(_is_int(self.vocab_size, 1, LARGEST_VOCABULARY), f"vocab_size={self.vocab_size!r}")
-        _require(_is_int(self.k, 1, min(LARGEST_K, self.vocab_size)), f"k={self.k!r} with vocab_size={self.vocab_size}")
-        _require(_is_int(self.min_k, 1, self.k), f"min_k={self.min_k!r} with k={self.k}")
-        _require(isinstance(self.encoding, str) and self.encoding in ENCODINGS, f"encoding={self.encoding!r}")
-        _require(self.top_p is None or _is_share(self.top_p), f"top_p={self.top_p!r}")
+        check_settings(self.k, self.encoding, self.top_p, self.min_k)
+        _require(self.k <= self.vocab_size, f"k={self.k} with a vocabulary of {self.vocab_size}")
         _require(isinstance(self.teacher, dict) and isinstance(self.tokenizer, dict), "teacher or tokenizer")
         _require(_is_int(self.tokenizer.get("tokens"), 1, LARGEST_VOCABULARY), "the tokenizer's number of tokens")
 
@@ -63,6 +61,14 @@ class Identity:
         return ENCODINGS[self.encoding](self.k, self.vocab_size)
 
 
+def check_settings(k: object, encoding: object, top_p: object, min_k: object) -> None:
+    """ValueError for settings no cache can have."""
+    _require(_is_int(k, 1, LARGEST_K), f"k={k!r} (1 to {LARGEST_K:,})")
+    _require(_is_int(min_k, 1, k), f"min_k={min_k!r} with k={k} (1 to k)")  # type: ignore[arg-type]
+    _require(isinstance(encoding, str) and encoding in ENCODINGS, f"encoding={encoding!r} ({' or '.join(ENCODINGS)})")
+    _require(top_p is None or _is_share(top_p), f"top_p={top_p!r} (above 0, at most 1)")
+
+
 def settings_differ(cache: Identity, path: Path, **wanted: object) -> None:
     """ValueError that lists every setting (k, encoding, ...) in which a capture differs from the cache."""
     differing = {name: value for name, value in wanted.items() if getattr(cache, name) != value}
@@ -77,15 +83,20 @@ def settings_differ(cache: Identity, path: Path, **wanted: object) -> None:
 def teacher_differs(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
     """What shows that two teachers are not the same one; None when nothing does.
 
-    The strongest evidence both have decides: sampled weights, then weight files, then the name.
+    The strongest evidence both have decides: sampled weights, weight files, the hub's commit, at last the name.
     """
     if cached.get("revision") and given.get("revision") and cached["revision"] != given["revision"]:
         return f"revision {cached['revision']} of {cached.get('name')}, not {given['revision']}"
-    for evidence, words in (("weights", "other weights"), ("files", "other weight files")):
-        if cached.get(evidence) and given.get(evidence):
-            same = cached[evidence] == given[evidence]
-            return None if same else f"{cached.get('name')} ({words} than those of {given.get('name')})"
+    evidence = shared_evidence(cached, given)
+    if evidence is not None:
+        same = cached[evidence] == given[evidence]
+        return None if same else f"{cached.get('name')} (other {evidence} than those of {given.get('name')})"
     return None if cached.get("name") == given.get("name") else f"{cached.get('name')}, not {given.get('name')}"
+
+
+def shared_evidence(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
+    """What is known of both teachers and decides whether they are one: weights, weight files, or the hub's commit."""
+    return next((name for name in ("weights", "files", "revision") if cached.get(name) and given.get(name)), None)
 
 
 def refuse_other_teacher(cached: dict[str, Any], given: dict[str, Any], path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from qsft.teacher.identity import Identity
 from qsft.teacher.publish import digest, publish
-from qsft.teacher.shard import NAME, DamagedShard, Facts, Shard, published
+from qsft.teacher.shard import NAME, Facts, Shard, damaged, published
 
 FILE = "manifest.json"
 FORMAT, VERSION = "qsft teacher cache", 1
@@ -127,9 +127,9 @@ def check_listed(directory: Path, manifest: Manifest) -> None:
     for name, entry in manifest.shards.items():
         path = directory / name
         if not path.is_file():
-            raise DamagedShard(path, "the file is missing")
+            raise damaged(path, "the file is missing")
         if path.stat().st_size != entry["bytes"]:
-            raise DamagedShard(path, f"it has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
+            raise damaged(path, f"it has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
 
 
 _LOST = (

@@ -51,7 +51,7 @@ def plan_capture(dataset: Sequence[Mapping[str, Any]], batch_tokens: int) -> Pla
     """The plan for a data set with `input_ids` and `labels`; duplicates are captured once."""
     found: dict[bytes, tuple[int, int, int]] = {}
     low, high = 0, 0
-    documents = numpy_documents(dataset)
+    documents = numpy_documents(dataset if hasattr(dataset, "__getitem__") else list(dataset))
     for row, document in enumerate(documents):
         ids, labels = document["input_ids"], document["labels"]
         positions = label_positions(labels)

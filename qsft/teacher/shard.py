@@ -32,17 +32,15 @@ FEWEST_SAMPLES, MOST_SAMPLES, SAMPLE_SHARE = 8, 64, 0.01
 
 
 class DamagedShard(ValueError):
-    """A shard whose bytes are not those that were published; `.path` names it."""
+    """A shard whose bytes are not those that were published."""
 
-    def __init__(self, path: Path, why: str) -> None:
-        self.path = path
-        super().__init__(
-            f"shard {path.name} of the teacher cache {path.parent} is damaged: {why}. Run `qsft cache verify "
-            f"{path.parent} --drop` to remove it, then the same `qsft cache build`: only what is lost is computed."
-        )
 
-    def __reduce__(self) -> tuple:
-        return ValueError, self.args
+def damaged(path: Path, why: str) -> DamagedShard:
+    """The error that names the shard and the commands that rebuild it alone."""
+    return DamagedShard(
+        f"shard {path.name} of the teacher cache {path.parent} is damaged: {why}. Run `qsft cache verify "
+        f"{path.parent} --drop` to remove it, then the same `qsft cache build`: only what is lost is computed."
+    )
 
 
 @dataclass
@@ -127,7 +125,7 @@ class Shard:
             index = {name: self._file.get_tensor(name) for name in INDEX}
             self._payload = self._file.get_slice("payload")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise DamagedShard(path, f"its header cannot be read ({error})") from error
+            raise damaged(path, f"its header cannot be read ({error})") from error
         self.keys, self.rows, self._offsets, self._crc = index.values()
         self._check_index(index)
 
@@ -140,7 +138,7 @@ class Shard:
         try:
             return codec.decode(payload, int(self.rows[document]))
         except ValueError as error:
-            raise DamagedShard(self.path, f"document {document}: {error}") from error
+            raise damaged(self.path, f"document {document}: {error}") from error
 
     def check(self, document: int) -> None:
         """DamagedShard when the document's bytes are not those that were written."""
@@ -155,7 +153,7 @@ class Shard:
         start, end = int(self._offsets[document]), int(self._offsets[document + 1])
         payload = self._payload[start:end]
         if checksum(self.keys[document].tobytes(), int(self.rows[document]), payload) != self._crc[document]:
-            raise DamagedShard(self.path, f"the checksum of document {document} does not match its bytes")
+            raise damaged(self.path, f"the checksum of document {document} does not match its bytes")
         return payload
 
     def _check_index(self, index: dict[str, np.ndarray]) -> None:
@@ -164,12 +162,12 @@ class Shard:
         shapes = {"keys": (n, 16), "rows": (n,), "offsets": (n + 1,), "crc": (n,)}
         for name, array in index.items():
             if array.shape != shapes[name] or array.dtype != INDEX[name]:
-                raise DamagedShard(self.path, f"its index {name!r} has shape {array.shape} and type {array.dtype}")
+                raise damaged(self.path, f"its index {name!r} has shape {array.shape} and type {array.dtype}")
         lengths = np.diff(self._offsets)
         if len(size) != 1 or self._offsets[0] != 0 or self._offsets[-1] != size[0] or (lengths < 0).any():
-            raise DamagedShard(self.path, "its offsets do not cover its payload")
+            raise damaged(self.path, "its offsets do not cover its payload")
         if (self.rows < 1).any() or (self.rows > lengths).any():
-            raise DamagedShard(self.path, "it claims more label positions than it has bytes")
+            raise damaged(self.path, "it claims more label positions than it has bytes")
 
 
 def checksum(key: bytes, rows: int, payload: bytes | np.ndarray) -> int:

@@ -38,6 +38,11 @@ class TeacherSource:
         self._dtype, self._revision, self._device = _dtype(dtype), revision, device
         self._model_kwargs = model_kwargs or {}
 
+    @property
+    def asked_dtype(self) -> dict[str, str]:
+        """{"dtype": name} when one was asked for; the teacher's own is known once it is loaded."""
+        return {} if self._dtype is None or self._given else {"dtype": dtype_name(self._dtype)}
+
     def describe(self) -> dict[str, Any]:
         """Name, revision, weight files and, once the model is there, a digest of sampled weights."""
         about: dict[str, Any] = {"name": self.name, "revision": self._revision, "files": [], "weights": None}
@@ -93,6 +98,11 @@ def default_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """'bfloat16' for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

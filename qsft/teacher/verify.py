@@ -9,7 +9,7 @@ from qsft.teacher.format import document_key
 from qsft.teacher.identity import VOCABULARY, Identity
 from qsft.teacher.manifest import FILE, Manifest, read_manifest, recover_manifest, refresh_manifest
 from qsft.teacher.publish import digest
-from qsft.teacher.shard import DamagedShard, Shard, published
+from qsft.teacher.shard import DamagedShard, Shard, damaged, published
 
 
 @dataclass
@@ -69,7 +69,7 @@ def _manifest(report: Verification) -> Manifest | None:
         )
     for name in manifest.shards:
         if not (report.path / name).is_file():
-            report.problems[name] = str(DamagedShard(report.path / name, "the file is missing"))
+            report.problems[name] = str(damaged(report.path / name, "the file is missing"))
     return manifest
 
 
@@ -78,18 +78,18 @@ def _check_shard(path: Path, manifest: Manifest | None) -> tuple[int, int]:
     with open(path, "rb") as file:
         content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     if content != path.stem:
-        raise DamagedShard(path, "its bytes do not have the digest that is its name")
+        raise damaged(path, "its bytes do not have the digest that is its name")
     shard = Shard(path)
     try:
         identity = Identity.read(shard.identity)
     except ValueError as error:
-        raise DamagedShard(path, str(error)) from error
+        raise damaged(path, str(error)) from error
     if manifest is not None and identity != manifest.identity:
-        raise DamagedShard(path, "it was made by another capture than the manifest's (teacher, k or encoding)")
+        raise damaged(path, "it was made by another capture than the manifest's (teacher, k or encoding)")
     for document in range(len(shard)):
         shard.read(document, identity.codec)
     for why in _wrong_samples(shard):
-        raise DamagedShard(path, why)
+        raise damaged(path, why)
     return len(shard), int(shard.rows.sum())
 
 

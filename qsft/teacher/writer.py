@@ -102,18 +102,18 @@ def measure(rows: Rows, payload: bytes, codec: Codec | None) -> Facts:
     facts = Facts(1, len(live), len(payload), int(live.sum()), float(tail))
     if codec is not None:
         decoded = codec.decode(np.frombuffer(payload, np.uint8), len(live)).logps
-        facts.compared, facts.max_error = len(live), float(np.abs(np.where(live, decoded - rows.logps, 0.0)).max())
-        facts.kl = float(encoding_kl(np.where(live, rows.logps, -np.inf), decoded).sum())
+        facts.compared = len(live)
+        facts.kl = float(encoding_kl(rows.logps, decoded).sum())
+        facts.max_error = float(np.abs(decoded[live] - rows.logps[live]).max(initial=0.0))
     return facts
 
 
 def encoding_kl(exact: np.ndarray, decoded: np.ndarray) -> np.ndarray:
     """KL(exact ‖ decoded) per row, both renormalised over the row's slots."""
-    live = exact > -np.inf
-    p, q = (np.where(live, np.exp(x.astype(np.float64)), 0.0) for x in (exact, decoded))
-    gap = np.where(live, exact.astype(np.float64) - np.where(live, decoded, 0.0), 0.0)
-    total_p, total_q = p.sum(axis=1), q.sum(axis=1)
-    return (p * gap).sum(axis=1) / total_p - np.log(total_p / total_q)
+    p, q = (np.exp(x.astype(np.float64)) for x in (exact, decoded))
+    live = p > 0
+    gap = np.where(live, exact, 0.0).astype(np.float64) - np.where(live, decoded, 0.0)
+    return (p * gap).sum(axis=1) / p.sum(axis=1) - np.log(p.sum(axis=1) / q.sum(axis=1))
 
 
 def refuse_nan(rows: Rows) -> None:

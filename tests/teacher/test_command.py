@@ -1,0 +1,111 @@
+import argparse
+import json
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from qsft.commands import cache as command
+from qsft.teacher.format import TeacherCache
+
+
+@pytest.fixture
+def qsft():
+    """Run `qsft cache ...` as the command line does, without the other commands."""
+    parser = argparse.ArgumentParser()
+    command.register(parser.add_subparsers())
+
+    def run(*words):
+        args, args_left = parser.parse_known_args(["cache", *map(str, words)])
+        args.overrides = args_left
+        return args.run(args)
+
+    return run
+
+
+@pytest.fixture
+def teacher(tmp_path, tiny_model, tiny_tokenizer):
+    tiny_model().save_pretrained(tmp_path / "teacher")
+    tiny_tokenizer.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+@pytest.fixture
+def data(tmp_path, documents):
+    Dataset.from_list(documents(20)).save_to_disk(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_build_info_verify(qsft, teacher, data, tmp_path, capsys):
+    out = tmp_path / "cache"
+    build = ("build", "--dataset_path", data, "--teacher", teacher, "--out", out)
+    options = ("--k", 8, "--encoding", "compact", "--top_p", 0.9, "--batch_tokens", 256)
+    assert qsft(*build, *options) == 0
+    assert "compact, k=8, top_p=0.9" in capsys.readouterr().out
+    assert qsft("info", out) == 0
+    told = capsys.readouterr().out
+    for words in (str(teacher), "float32", "320 rows", "documents", "bytes per label token", "encoding kl", "torch"):
+        assert words in told
+    assert qsft("verify", out, "--teacher", teacher, "--sample", 4) == 0
+    told = capsys.readouterr().out
+    assert "all sound" in told
+    for words in ("-1", "+0", "+1", "same top-1", "4 documents", "aligned: shift 0"):
+        assert words in told
+
+
+def test_verify_says_another_teacher_by_its_exit_code(qsft, teacher, data, tmp_path, tiny_model, capsys):
+    out = tmp_path / "cache"
+    qsft("build", "--dataset_path", data, "--teacher", teacher, "--out", out, "--k", 8)
+    tiny_model(seed=1).save_pretrained(tmp_path / "other")
+    assert qsft("verify", out, "--teacher", tmp_path / "other") == 1
+    told = capsys.readouterr().out
+    assert "NOT aligned" in told
+    assert "note: the cache holds the distributions of" in told
+
+
+def test_verify_names_and_drops_a_damaged_shard(qsft, teacher, data, tmp_path, capsys):
+    out = tmp_path / "cache"
+    build = ("build", "--dataset_path", data, "--teacher", teacher, "--out", out, "--k", 8)
+    qsft(*build)
+    [shard] = out.glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert qsft("verify", out) == 1
+    assert shard.name in capsys.readouterr().out
+    assert qsft("verify", out, "--drop") == 1
+    assert "0 documents are left" in capsys.readouterr().out
+    assert qsft(*build) == 0
+    assert qsft("verify", out) == 0
+
+
+def test_json_lines_and_parquet_are_data_sets_too(qsft, teacher, documents, tmp_path):
+    rows = documents(5)
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
+    for name in ("data.jsonl", "data.parquet"):
+        out = tmp_path / f"cache of {name}"
+        qsft("build", "--dataset_path", tmp_path / name, "--teacher", teacher, "--out", out, "--k", 8)
+        assert TeacherCache(out).missing(rows) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["build"], "--dataset_path, --teacher, --out not given"),
+        (["build", "recipe.yaml", "--k", "8"], "--k belongs to a build without a recipe.*teacher_top_k"),
+        (["info", "/nowhere"], "not a teacher cache"),
+    ],
+)
+def test_wrong_words_are_explained(qsft, words, message):
+    with pytest.raises(ValueError, match=message):
+        qsft(*words)
+
+
+def test_wrong_data_sets_are_explained(qsft, teacher, tmp_path):
+    Dataset.from_list([{"text": "a"}]).save_to_disk(tmp_path / "text")
+    DatasetDict(train=Dataset.from_list([{"text": "a"}])).save_to_disk(tmp_path / "splits")
+    for name, message in (
+        ("text", "no column input_ids and labels"),
+        ("splits", "splits/train"),
+        ("x.csv", "not a data"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            qsft("build", "--dataset_path", tmp_path / name, "--teacher", teacher, "--out", tmp_path / "c")

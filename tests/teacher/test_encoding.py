@@ -1,0 +1,132 @@
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qsft.teacher.encoding import ENCODINGS, Compact, Exact, Rows, canonical, row_bytes, truncate
+from qsft.teacher.writer import encoding_kl
+
+QWEN = 151_936
+
+
+@st.composite
+def random_rows(draw):
+    """Rows of any k, vocabulary and length, with empty slots anywhere and log-probs of any size."""
+    vocab_size = draw(st.sampled_from([2, 3, 255, 256, 257, 1000, 65_536, 65_537, QWEN, 152_064, 2**24 + 1]))
+    k = draw(st.integers(1, min(300, vocab_size)))
+    n = draw(st.integers(0, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    logps = -rng.exponential(draw(st.sampled_from([1e-6, 0.1, 3.0, 20.0, 3000.0])), (n, k)).astype(np.float32)
+    logps[rng.random((n, k)) < draw(st.sampled_from([0.0, 0.3, 1.0]))] = -np.inf
+    label_logp = -rng.exponential(2.0, n).astype(np.float32)
+    label_logp[rng.random(n) < 0.1] = -np.inf
+    return vocab_size, k, Rows(rng.integers(0, vocab_size, (n, k)).astype(np.int32), logps, label_logp)
+
+
+@cache
+def lively(n, vocab_size=QWEN, k=64, seed=0):
+    """Top-k rows of distributions as peaked as a language model's, from nearly certain to nearly flat."""
+    rng = np.random.default_rng(seed)
+    z = rng.standard_normal((n, vocab_size)).astype(np.float32) * rng.uniform(1, 4, (n, 1)).astype(np.float32)
+    z[np.arange(n)[:, None], rng.integers(0, vocab_size, (n, 6))] += rng.exponential(5, (n, 6)).astype(np.float32) + 8
+    z -= z.max(axis=1, keepdims=True)
+    z -= np.log(np.exp(z).sum(axis=1, keepdims=True))
+    ids = np.argpartition(-z, k, axis=1)[:, :k]
+    return canonical(Rows(ids.astype(np.int32), np.take_along_axis(z, ids, 1), z[:, 0]))
+
+
+def decoded(codec, rows):
+    return codec.decode(np.frombuffer(codec.encode(rows), np.uint8), len(rows.label_logp))
+
+
+@given(random_rows())
+@settings(max_examples=150, deadline=None)
+def test_exact_round_trip_is_fp16_of_the_rows(sample):
+    vocab_size, k, rows = sample
+    out, want = decoded(Exact(k, vocab_size), rows), canonical(rows)
+    live = want.logps > -np.inf
+    assert (out.ids[live] == want.ids[live]).all()
+    assert out.logps.dtype == np.float16
+    assert (out.logps == want.logps.astype(np.float16)).all()
+    assert (out.label_logp == want.label_logp.astype(np.float16)).all()
+
+
+@given(random_rows())
+@settings(max_examples=150, deadline=None)
+def test_compact_round_trip_keeps_ids_and_stays_within_half_a_level(sample):
+    vocab_size, k, rows = sample
+    out, want = decoded(Compact(k, vocab_size), rows), canonical(rows)
+    live = want.logps > -np.inf
+    assert (out.ids[live] == want.ids[live]).all()
+    assert ((out.logps > -np.inf) == live).all()
+    if live.any():
+        span = np.where(live, want.logps[:, :1] - np.where(live, want.logps, 0), 0).max(axis=1, keepdims=True)
+        # Half a level of a range stretched by at most 6 %, and fp16 of the top and of the result.
+        allowed = span * 1.07 / 255 / 2 + 2e-3 * np.abs(np.where(live, want.logps, 0)) + 1e-6
+        error = np.abs(out.logps.astype(np.float32) - np.where(live, want.logps, 0))
+        assert (error[live] <= allowed[live]).all()
+
+
+@given(random_rows())
+@settings(max_examples=50, deadline=None)
+def test_encoding_a_decoded_exact_row_changes_nothing(sample):
+    vocab_size, k, rows = sample
+    codec = Exact(k, vocab_size)
+    payload = codec.encode(rows)
+    assert codec.encode(codec.decode(np.frombuffer(payload, np.uint8), len(rows.label_logp))) == payload
+
+
+def test_compact_is_small_and_close_at_k_64_of_qwens_vocabulary():
+    rows = lively(100)
+    for codec, most_bytes, most_kl in ((Compact(64, QWEN), 215, 1e-5), (Exact(64, QWEN), 387, 1e-6)):
+        size = len(codec.encode(rows)) / len(rows.label_logp)
+        kl = encoding_kl(rows.logps, decoded(codec, rows).logps).mean()
+        print(f"{type(codec).__name__}: {size} bytes per label token, KL {kl:.2e}")
+        assert size <= most_bytes
+        assert 0 <= kl <= most_kl
+
+
+def test_top_p_costs_in_proportion_to_mean_k():
+    rows = lively(100)
+    short = truncate(rows, 0.99, min_k=1)
+    mean_k = (short.logps > -np.inf).sum() / 100
+    assert 1 < mean_k < 50
+    for name, codec in ((name, kind(64, QWEN)) for name, kind in ENCODINGS.items()):
+        size = len(codec.encode(short)) / 100
+        assert size == pytest.approx(row_bytes(name, 64, QWEN) * mean_k / 64, rel=0.25)
+
+
+@given(st.floats(0.01, 1.0), st.integers(1, 8))
+@settings(max_examples=50, deadline=None)
+def test_truncate_keeps_the_shortest_prefix_with_the_mass(top_p, min_k):
+    rows = lively(20, vocab_size=500, k=16, seed=3)
+    kept = truncate(rows, top_p, min_k).logps > -np.inf
+    mass = np.exp(rows.logps.astype(np.float64))
+    for row, count in zip(mass, kept.sum(axis=1)):
+        assert count >= min(min_k, 16)
+        assert row[:count].sum() >= min(top_p, row.sum()) - 1e-9
+        assert count == min_k or row[: count - 1].sum() < top_p
+
+
+@pytest.mark.parametrize("kind", ENCODINGS.values())
+def test_bytes_that_cannot_be_rows_are_refused(kind):
+    codec, rows = kind(8, 300), lively(3, vocab_size=300, k=8)
+    payload = np.frombuffer(codec.encode(rows), np.uint8)
+    for wrong in (payload[:-1], np.append(payload, np.uint8(0)), payload[:0]):
+        with pytest.raises(ValueError, match="document"):
+            codec.decode(wrong, 3)
+    too_many = payload.copy()
+    too_many[0] = 9
+    with pytest.raises(ValueError, match="claims 9 slots"):
+        codec.decode(too_many, 3)
+    smaller = kind(8, int(rows.ids.max()))  # same number of bits, one id too large
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        smaller.decode(payload, 3)
+
+
+def test_nan_is_never_encoded():
+    rows = Rows(np.zeros((1, 2), np.int32), np.array([[0.0, np.nan]]), np.zeros(1))
+    with pytest.raises(ValueError, match="NaN"):
+        Exact(2, 10).encode(rows)

@@ -1,0 +1,233 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qsft.targets.view import TopK
+from qsft.teacher.format import TeacherCache, document_key, label_positions
+from qsft.teacher.manifest import FILE, _render
+from qsft.teacher.publish import digest
+
+TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=1, max_size=20)
+
+
+@given(TOKENS)
+def test_a_key_does_not_depend_on_container_dtype_or_first_label(tokens):
+    ids = [token for token, _ in tokens]
+    labels = [token if labelled else -100 for token, labelled in tokens]
+    key = document_key(ids, labels)
+    assert len(key) == 16
+    assert key == document_key(np.array(ids), np.array(labels, np.int32))
+    assert key == document_key(torch.tensor(ids), torch.tensor(labels))
+    assert key == document_key(ids, [-100, *labels[1:]]) == document_key(ids, [ids[0], *labels[1:]])
+
+
+def test_a_key_depends_on_every_token_and_label():
+    ids = [5, 6, 7, 8]
+    keys = {document_key(ids, ids), document_key(ids, [5, -100, 7, 8]), document_key([5, 6, 7, 9], ids)}
+    keys |= {document_key(ids[:3], ids[:3]), document_key([6, 5, 7, 8], ids)}
+    assert len(keys) == 5
+
+
+@pytest.mark.parametrize("labels", [[1, 2], [[1, 2, 3]], [0.5, 1.0, 2.0]])
+def test_what_is_not_a_document_has_no_key(labels):
+    with pytest.raises(ValueError, match="document"):
+        document_key([1, 2, 3], labels)
+
+
+def test_label_positions_leave_out_the_first_token():
+    assert label_positions([7, -100, 8, 9]).tolist() == [2, 3]
+    assert label_positions([7]).tolist() == label_positions([]).tolist() == []
+
+
+@pytest.mark.parametrize("encoding", ["exact", "compact"])
+def test_rows_are_the_live_teachers_at_the_label_positions(build, documents, tiny_model, encoding):
+    data, model = documents(30), tiny_model()
+    cache = build(data, encoding=encoding, k=16)
+    for document in data:
+        rows, positions = cache.lookup(**document), label_positions(document["labels"])
+        with torch.no_grad():
+            live = model(torch.tensor([document["input_ids"]])).logits[0].log_softmax(-1)[positions - 1]
+        tokens = torch.tensor(document["labels"])[positions]
+        step = 2e-3 if encoding == "exact" else 2e-2
+        torch.testing.assert_close(rows.logps.float(), live.topk(16).values, atol=step, rtol=1e-3)
+        torch.testing.assert_close(rows.logps.float(), live.gather(1, rows.ids.long()), atol=step, rtol=1e-3)
+        torch.testing.assert_close(rows.label_logp.float(), live.gather(1, tokens[:, None])[:, 0], atol=2e-3, rtol=1e-3)
+        assert (rows.ids.dtype, rows.logps.dtype, rows.label_logp.dtype) == (torch.int32, torch.float16, torch.float16)
+
+
+def test_a_cache_answers_by_content(build, documents):
+    data = documents(20)
+    cache = build([*data, *data[:5]])
+    stored = [d for d in data if len(label_positions(d["labels"]))]
+    assert len(cache) == len(stored)
+    assert all(document in cache for document in data)
+    assert document_key(**stored[0]) in cache
+    other = {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}
+    assert other not in cache
+    assert cache.missing([other, *data, other]) == [0, 21]
+    with pytest.raises(ValueError, match="not in the teacher cache"):
+        cache.lookup(**other)
+
+
+def test_a_document_without_labels_is_legal_and_never_stored(build):
+    bare = {"input_ids": [4, 5, 6], "labels": [4, -100, -100]}
+    cache = build([bare, {"input_ids": [1, 2], "labels": [1, 2]}])
+    assert len(cache) == 1
+    assert bare in cache
+    assert cache.missing([bare]) == []
+    rows = cache.lookup(**bare)
+    assert rows.ids.shape == rows.logps.shape == (0, 8)
+    assert rows.label_logp.shape == (0,)
+
+
+def test_rows_of_different_length_are_padded_with_empty_slots(build, documents):
+    data = documents(10)
+    full, short = build(data, "full", k=32), build(data, "short", k=32, top_p=0.3, min_k=2)
+    counts = torch.cat([short.lookup(**d).live.sum(dim=1) for d in data])
+    assert counts.min() >= 2
+    assert counts.min() < counts.max()
+    for document in data:
+        a, b = full.lookup(**document), short.lookup(**document)
+        assert a.ids.shape == b.ids.shape
+        assert torch.equal(a.logps[b.live], b.logps[b.live])
+        assert torch.equal(a.ids[b.live], b.ids[b.live])
+    assert short.manifest.measured["mean_k"] == pytest.approx(counts.float().mean().item(), abs=1e-3)
+
+
+def test_it_pickles_as_its_path(build, documents, content):
+    data = documents(5)
+    cache = build(data)
+    assert len(pickle.dumps(cache)) < 500
+    assert content(pickle.loads(pickle.dumps(cache)), data) == content(cache, data)
+
+
+def test_spawned_dataloader_workers_read_it(build, documents, content):
+    data = documents(6)
+    cache = build(data)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=None, num_workers=1, multiprocessing_context="spawn", collate_fn=Lookup(cache)
+    )
+    assert [ids.tolist() for ids in loader] == [cache.lookup(**d).ids.tolist() for d in data]
+
+
+class Lookup:
+    def __init__(self, cache):
+        self.cache = cache
+
+    def __call__(self, document):
+        return self.cache.lookup(**document).ids
+
+
+def test_a_student_with_another_tokenizer_is_refused_by_its_first_differing_token(build, documents, tiny_tokenizer):
+    from transformers import PreTrainedTokenizerFast
+
+    cache = build(documents(3))
+    cache.check_student(tiny_tokenizer, vocab_size=320)
+    other = json.loads(tiny_tokenizer.backend_tokenizer.to_str())
+    words = other["model"]["vocab"]
+    words["other"] = words.pop("w9")
+    from tokenizers import Tokenizer
+
+    renamed = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(other)))
+    with pytest.raises(ValueError, match=f"id {words['other']} is 'w9' in the cache and 'other' here"):
+        cache.check_student(renamed)
+    longer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tiny_tokenizer.backend_tokenizer.to_str()))
+    longer.add_tokens(["<new>"])
+    with pytest.raises(ValueError, match="id 320 is no token in the cache and '<new>' here"):
+        cache.check_student(longer)
+
+
+def test_heads_may_differ_in_padding_rows_only(build, documents, tiny_model):
+    data = documents(10)
+    cache = build(data, teacher=tiny_model(vocab_size=384), k=64)
+    cache.check_student(vocab_size=320)
+    cache.check_student(vocab_size=512)
+    with pytest.raises(ValueError, match="319 rows"):
+        cache.check_student(vocab_size=319)
+    rows = cache.lookup(**data[0])
+    assert (rows.ids >= 320).any()
+    kept = TopK(rows.ids, rows.logps.float()).within(320)
+    assert (kept.ids < 320).all()
+    lost = torch.where(rows.ids >= 320, rows.logps.float(), -torch.inf).exp().sum(dim=1)
+    inside = torch.where(rows.ids < 320, rows.logps.float(), -torch.inf).exp().sum(dim=1)
+    torch.testing.assert_close(kept.logps.exp().sum(dim=1), inside / (1 - lost), rtol=1e-4, atol=1e-5)
+
+
+def lie(path, **changes):
+    """Rewrite a manifest with other content and a checksum that fits it."""
+    content = json.loads(path.read_bytes())
+    content.pop("checksum")
+    for name, value in changes.items():
+        target = content
+        *parents, last = name.split("__")
+        for parent in parents:
+            target = target[parent]
+        target[last] = value
+    path.write_bytes(_render(content | {"checksum": digest(_render(content))}))
+
+
+NAME = "0" * 32 + ".safetensors"
+LIES = [
+    ({"version": 2}, "format version 2"),
+    ({"format": "something"}, "does not describe"),
+    ({"identity__k": -1}, "k=-1"),
+    ({"identity__k": 10**9}, "k=1000000000"),
+    ({"identity__k": True}, "k=True"),
+    ({"identity__vocab_size": 10**18}, "vocab_size=1000000000000000000"),
+    ({"identity__encoding": "pickle"}, "encoding='pickle'"),
+    ({"identity__encoding": ["exact"]}, "encoding="),
+    ({"identity__top_p": 7}, "top_p=7"),
+    ({"identity__tokenizer": {}}, "tokens"),
+    ({"identity": []}, "identity"),
+    ({"identity__extra": 1}, "identity"),
+    ({"shards": {"../../etc/passwd": {"documents": 1, "label_tokens": 1, "bytes": 1}}}, "not the name of a shard"),
+    ({"shards": {"/tmp/" + NAME: {"documents": 1, "label_tokens": 1, "bytes": 1}}}, "not the name of a shard"),
+    ({"shards": {NAME: {"documents": 1, "label_tokens": 1, "bytes": 1}}}, "missing"),
+    ({"shards": {NAME: {"documents": -1, "label_tokens": 1, "bytes": 1}}}, "impossible sizes"),
+    ({"shards": {NAME: {"documents": 1, "label_tokens": 1, "bytes": 2**60}}}, "impossible sizes"),
+    ({"shards": {NAME: None}}, "impossible sizes"),
+    ({"shards": 3}, "must be objects"),
+    ({"identity__encoding": "compact"}, "another capture"),
+    ({"identity__k": 7}, "another capture"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), LIES)
+def test_a_manifest_that_lies_is_refused(build, documents, changes, words):
+    cache = build(documents(3))
+    lie(cache.path / FILE, **changes)
+    with pytest.raises(ValueError, match=words):
+        TeacherCache(cache.path)
+
+
+def test_a_manifest_that_lies_about_a_shards_size_is_refused(build, documents):
+    cache = build(documents(3))
+    shards = json.loads((cache.path / FILE).read_bytes())["shards"]
+    lie(cache.path / FILE, shards={name: entry | {"bytes": entry["bytes"] + 1} for name, entry in shards.items()})
+    with pytest.raises(ValueError, match="the manifest says"):
+        TeacherCache(cache.path)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b'"qsft"', b"1" * 5000])
+def test_a_manifest_that_is_none_is_refused(tmp_path, raw):
+    (tmp_path / FILE).write_bytes(raw)
+    with pytest.raises(ValueError, match=FILE):
+        TeacherCache(tmp_path)
+
+
+def test_a_directory_that_is_no_cache_says_so(tmp_path):
+    with pytest.raises(ValueError, match="it has no manifest"):
+        TeacherCache(tmp_path)
+
+
+def test_an_edited_manifest_is_noticed(build, documents):
+    cache = build(documents(3))
+    raw = (cache.path / FILE).read_bytes()
+    (cache.path / FILE).write_bytes(raw.replace(b'"python": "', b'"python": "9'))
+    with pytest.raises(ValueError, match="altered"):
+        TeacherCache(cache.path)

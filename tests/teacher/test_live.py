@@ -1,0 +1,96 @@
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from qsft.targets.view import Full, TopK
+from qsft.teacher.format import label_positions
+from qsft.teacher.live import LiveTeacher
+
+
+@pytest.fixture
+def batch(documents):
+    rows = [d for d in documents(12) if len(label_positions(d["labels"]))]
+    width = max(len(d["input_ids"]) for d in rows)
+    pad = lambda name, value: torch.tensor([d[name] + [value] * (width - len(d[name])) for d in rows])  # noqa: E731
+    mask = torch.tensor([[1] * len(d["input_ids"]) + [0] * (width - len(d["input_ids"])) for d in rows])
+    return {"input_ids": pad("input_ids", 0), "labels": pad("labels", -100), "attention_mask": mask}
+
+
+def reference(model, batch):
+    """Full logits, shifted by hand."""
+    with torch.no_grad():
+        logps = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
+    keep = batch["labels"][:, 1:] != -100
+    return logps[:, :-1][keep], batch["labels"][:, 1:][keep]
+
+
+def test_full_and_top_k_rows_are_the_models_own(tiny_model, batch):
+    model = tiny_model().eval()
+    want, labels = reference(model, batch)
+    full, top = LiveTeacher(model)(**batch), LiveTeacher(model, k=8)(**batch)
+    assert isinstance(full, Full)
+    assert isinstance(top, TopK)
+    torch.testing.assert_close(full.logps, want)
+    torch.testing.assert_close(top.logps, want.topk(8).values)
+    torch.testing.assert_close(want.gather(1, top.ids.long()), top.logps)
+    for rows in (full, top):
+        torch.testing.assert_close(rows.label_logp, want.gather(1, labels[:, None])[:, 0])
+        assert not rows.logps.requires_grad
+
+
+def test_it_says_what_a_cache_says(tiny_model, batch, documents, build):
+    data = [d for d in documents(12) if len(label_positions(d["labels"]))]
+    cache, live = build(data), LiveTeacher(tiny_model().eval(), k=8)(**batch)
+    cached = torch.cat([cache.lookup(**d).logps for d in data])
+    torch.testing.assert_close(live.logps, cached.float(), atol=3e-3, rtol=1e-3)
+
+
+def test_a_peft_student_is_its_own_teacher_with_the_adapter_off(tiny_model, batch):
+    base = tiny_model().eval()
+    want, _ = reference(base, batch)
+    student = get_peft_model(tiny_model(attention_dropout=0.5), LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    with torch.no_grad():
+        for name, parameter in student.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    student.train()
+    moved, _ = reference(student.eval(), batch)
+    student.train()
+    rows = LiveTeacher(student)(**batch)
+    torch.testing.assert_close(rows.logps, want)
+    assert (moved - want).abs().max() > 0.01
+    assert student.training
+    assert all(not layer.disable_adapters for name, layer in student.named_modules() if hasattr(layer, "lora_A"))
+
+
+def test_a_batch_without_labels_gives_no_rows(tiny_model, batch):
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    assert LiveTeacher(tiny_model(), k=8)(**batch).ids.shape == (0, 8)
+    assert LiveTeacher(tiny_model())(**batch).logps.shape == (0, 320)
+
+
+def test_packed_documents_with_positions_do_not_see_each_other(tiny_model, documents):
+    data = [d for d in documents(4) if len(label_positions(d["labels"]))][:2]
+    model = tiny_model(attn_implementation="sdpa").eval()
+    row = {name: torch.tensor([[token for d in data for token in d[name]]]) for name in ("input_ids", "labels")}
+    row["labels"][0, len(data[0]["input_ids"])] = -100  # the collator masks what nothing predicts
+    row["position_ids"] = torch.cat([torch.arange(len(d["input_ids"])) for d in data])[None]
+    packed = LiveTeacher(model)(**row)
+    alone = [LiveTeacher(model)(**{name: torch.tensor([d[name]]) for name in ("input_ids", "labels")}) for d in data]
+    torch.testing.assert_close(packed.logps, torch.cat([rows.logps for rows in alone]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "granite", "cohere"])
+def test_soft_caps_and_scales_of_the_head_are_applied(family, batch):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model(family, vocab_size=320, num_key_value_heads=2, head_dim=8, pad_token_id=0, **small)
+    if family == "gemma2":
+        config.final_logit_softcapping = 0.5
+    if family == "granite":
+        config.logits_scaling = 8.0
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    want, _ = reference(model, batch)
+    torch.testing.assert_close(LiveTeacher(model)(**batch).logps, want, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,164 @@
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save
+
+from qsft.teacher.format import TeacherCache
+from qsft.teacher.manifest import FILE
+from qsft.teacher.publish import digest
+from qsft.teacher.shard import DamagedShard, Shard, checksum, published
+from qsft.teacher.verify import verify_cache
+
+FLIPS = 300
+
+
+@pytest.mark.parametrize("encoding", ["exact", "compact"])
+def test_any_flipped_byte_is_detected(build, documents, content, tiny_tokenizer, encoding):
+    data = documents(6, longest=8)
+    cache = build(data, encoding=encoding, k=4, shard_bytes=1, batch_tokens=16)
+    want, files = content(cache, data), sorted(cache.path.iterdir())
+    assert len(files) > 3
+    assert verify_cache(cache.path).ok
+    rng = np.random.default_rng(0)
+    for path in rng.choice(files, FLIPS // 2):
+        raw = path.read_bytes()
+        place, bit = int(rng.integers(len(raw))), 1 << int(rng.integers(8))
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ bit]) + raw[place + 1 :])
+        report = verify_cache(cache.path)
+        assert path.name in report.problems, f"byte {place} of {path.name} xor {bit}"
+        assert (
+            noticed_before_training(cache.path, data, tiny_tokenizer) or content(TeacherCache(cache.path), data) == want
+        )
+        path.write_bytes(raw)
+    assert verify_cache(cache.path).ok
+
+
+def noticed_before_training(path, data, tokenizer):
+    """What training does before its first step; a flip in bytes it does not read may pass."""
+    try:
+        cache = TeacherCache(path)
+        cache.check_student(tokenizer)
+        return bool(cache.missing(data))
+    except ValueError:
+        return True
+
+
+def test_a_flip_in_what_training_reads_is_noticed_by_the_pre_flight(build, documents):
+    data = documents(6)
+    cache = build(data)
+    [path] = published(cache.path)
+    raw = bytearray(path.read_bytes())
+    payload = load_file(path)["payload"].tobytes()
+    start = raw.index(payload)
+    for place in range(start, start + len(payload), 37):
+        raw[place] ^= 4
+        path.write_bytes(raw)
+        with pytest.raises(DamagedShard, match=f"{path.name}.*--drop.*only what is lost"):
+            TeacherCache(cache.path).missing(data)
+        with pytest.raises(DamagedShard, match="checksum"):
+            [TeacherCache(cache.path).lookup(**document) for document in data]
+        raw[place] ^= 4
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 100, -1, "missing"])
+def test_a_truncated_shard_is_named_dropped_and_rebuilt_alone(build, documents, content, size):
+    data = documents(60)
+    cache = build(data, shard_bytes=1)
+    want, shards = content(cache, data), published(cache.path)
+    victim, others = shards[0], {path: path.stat().st_mtime_ns for path in shards[1:]}
+    lost = len(Shard(victim))
+    if size == "missing":
+        victim.unlink()
+    else:
+        victim.write_bytes(victim.read_bytes()[:size])
+    with pytest.raises(ValueError, match=f"{victim.name}.*qsft cache verify"):
+        TeacherCache(cache.path)
+    with pytest.raises(ValueError, match=victim.name):
+        build(data)
+    report = verify_cache(cache.path)
+    assert list(report.problems) == [victim.name]
+    assert report.drop() == len(cache) - lost
+    rebuilt = build(data)
+    assert content(rebuilt, data) == want
+    assert {path: path.stat().st_mtime_ns for path in others} == others
+
+
+def test_damaged_manifest_and_vocabulary_are_restored(build, documents, content):
+    data = documents(10)
+    cache = build(data)
+    want = content(cache, data)
+    for name in (FILE, "vocabulary.json"):
+        (cache.path / name).write_bytes(b"{}")
+        report = verify_cache(cache.path)
+        assert list(report.problems) == [name]
+        assert report.drop() == len(cache)
+        rebuilt = build(data)
+        assert rebuilt.verify().ok
+        assert content(rebuilt, data) == want
+
+
+def test_a_truncated_shard_of_a_running_capture_is_noticed_too(build, documents):
+    cache = build(documents(10))
+    (cache.path / FILE).unlink()
+    [path] = published(cache.path)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match="header cannot be read"):
+        build(documents(10))
+
+
+def forge(path, **tensors):
+    """A shard with other tensors, under the name its bytes deserve."""
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+    content = save(load_file(path) | tensors, metadata)
+    path.unlink()
+    forged = path.with_name(digest(content) + ".safetensors")
+    forged.write_bytes(content)
+    return forged
+
+
+def test_hostile_indexes_are_refused_before_anything_is_allocated(build, documents):
+    cache = build(documents(10))
+    (cache.path / FILE).rename(cache.path / "aside")
+    [path] = published(cache.path)
+    n = len(Shard(path))
+    good = load_file(path)
+    huge = np.full(n, 2**31 - 1, np.int32)
+    backwards = good["offsets"].copy()
+    backwards[1] = backwards[-1] + 1
+    lies = [
+        {"rows": huge},
+        {"rows": -huge},
+        {"rows": np.zeros(n, np.int32)},
+        {"rows": good["rows"].astype(np.int64)},
+        {"offsets": good["offsets"][:-1]},
+        {"offsets": good["offsets"] + 1},
+        {"offsets": backwards},
+        {"keys": good["keys"][:, :8]},
+        {"keys": good["keys"].ravel()},
+        {"crc": good["crc"][:-1]},
+        {"payload": good["payload"][:-1]},
+        {"payload": good["payload"].reshape(1, -1)},
+    ]
+    for lie in lies:
+        path = forge(path, **(good | lie))
+        with pytest.raises(DamagedShard, match="damaged"):
+            Shard(path)
+
+
+def test_a_forged_row_with_a_right_checksum_is_refused_by_its_bounds(build, documents):
+    data = documents(10)
+    cache = build(data)
+    [path] = published(cache.path)
+    good = load_file(path)
+    key, rows, end = good["keys"][0].tobytes(), int(good["rows"][0]), int(good["offsets"][1])
+    payload, crc = good["payload"].copy(), good["crc"].copy()
+    payload[3 * rows : 3 * rows + 4] = np.frombuffer(np.int32(10**6).tobytes(), np.uint8)  # the first id
+    crc[0] = checksum(key, rows, payload[:end])
+    forge(path, payload=payload, crc=crc)
+    (cache.path / FILE).unlink()
+    report = verify_cache(cache.path)
+    assert any("outside the vocabulary" in why for why in report.problems.values())
+    build_again = report.drop()
+    assert build_again == 0

@@ -1,6 +1,7 @@
 """`qsft cache`: build, describe and check a teacher cache."""
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def run_build(args: argparse.Namespace) -> int:
         cache = _build_recipe(args)
     else:
         cache = _build_options(args)
+    if os.environ.get("RANK", "0") != "0":
+        return 0
     return run_info(argparse.Namespace(directory=str(cache)))
 
 

@@ -34,8 +34,8 @@ class Verification:
         """
         for name in self.problems:
             (self.path / name).unlink(missing_ok=True)
-        if published(self.path):
-            recover_manifest(self.path)
+        recover_manifest(self.path)
+        if (self.path / FILE).is_file():
             refresh_manifest(self.path)
         return sum(len(Shard(path)) for path in published(self.path))
 

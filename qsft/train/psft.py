@@ -18,7 +18,8 @@ Batch = dict[str, Any]
 class Block:
     """Batches of the next `steps` optimiser steps, each with `old_logp`: the label log-probs at the block's start.
 
-    The last block of an epoch is short: the next epoch's batches are not drawn yet.
+    Blocks end at multiples of `steps`, so that a run resumed there scores what the first run scored. They also end with
+    the epoch, whose successor's batches are not drawn yet: the last block before and the first after may be short.
     """
 
     def __init__(self, steps: int, score: Callable[[Batch], Tensor]) -> None:
@@ -27,12 +28,13 @@ class Block:
         self.batches: list[Batch] = []
         self.source: Iterator[Batch] | None = None
 
-    def serve(self, source: Iterator[Batch], count: int) -> Iterator[Batch]:
-        """The next `count` batches of `source`; a new block is drawn and scored when the last one is used up."""
+    def serve(self, source: Iterator[Batch], count: int, step: int) -> Iterator[Batch]:
+        """The `count` batches of optimiser step `step`; a new block is drawn and scored when the last is used up."""
         if source is not self.source:  # a new epoch or a new call of train(): what was left belongs to the old one
             self.source, self.batches = source, []
         if not self.batches:
-            self.batches = [self.scored(batch) for batch in islice(source, self.steps * count)]
+            steps = self.steps - step % self.steps
+            self.batches = [self.scored(batch) for batch in islice(source, count * steps)]
         served, self.batches = self.batches[:count], self.batches[count:]
         return iter(served)
 

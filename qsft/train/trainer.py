@@ -207,7 +207,7 @@ class TargetSFTTrainer(SFTTrainer):
     ) -> tuple[list[Batch], Tensor | int | None]:
         """The batches of one optimiser step; psft draws and scores a whole block of steps at a time."""
         if self.block is not None:
-            epoch_iterator = self.block.serve(epoch_iterator, num_batches)
+            epoch_iterator = self.block.serve(epoch_iterator, num_batches, self.state.global_step)
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def score(self, batch: Batch) -> Tensor:

@@ -1,0 +1,42 @@
+"""The model card names the target, its formula, the teacher and the citation."""
+
+from pathlib import Path
+
+from qsft.targets.residual import SelfPrior
+from qsft.targets.target import Target
+
+
+def read(made):
+    made.create_model_card(model_name="mine")
+    return Path(made.args.output_dir, "README.md").read_text()
+
+
+def test_a_named_target_with_a_cached_teacher(trainer, data, tiny_model, tmp_path):
+    teacher = tiny_model(seed=5)
+    made = trainer(
+        data.completion(), target="target", teacher=teacher, teacher_cache=str(tmp_path / "c"), teacher_top_k=8
+    )
+    text = read(made)
+    assert "target `target`" in text
+    assert "Q = γ·δ_y + (1−γ)·π̃" in text
+    assert repr(made.target) in text
+    assert "top-8" in text
+    assert "Unifying Lens on Supervised Fine-Tuning" in text
+    assert text.index("### Target distribution") < text.index("### Framework versions")
+
+
+def test_a_target_of_the_users_own(trainer, data):
+    def half(view):
+        return (0.5 * view.label_logp).exp()
+
+    made = trainer(
+        data.completion(), target_object=Target(half, SelfPrior()), max_steps=1, save_strategy="steps", save_steps=1
+    )
+    made.train()
+    text = read(made)
+    assert "target `custom`" in text
+    assert "teacher: none" in text
+
+
+def test_a_live_teacher(trainer, data, tiny_model):
+    assert "`Qwen2ForCausalLM`, run live" in read(trainer(data.completion(), target="kd", teacher=tiny_model(seed=5)))

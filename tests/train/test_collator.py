@@ -1,0 +1,121 @@
+"""TeacherCollator attaches by content: right rows, right places, nothing lost on the way to another process."""
+
+import pickle
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from torch.utils.data import DataLoader
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from qsft.losses.head import from_bits, to_bits
+from qsft.teacher.build import build_cache
+from qsft.teacher.capture import teacher_rows
+from qsft.train.collator import TeacherCollator
+
+
+@pytest.fixture
+def rows(data):
+    return list(data.tokens(12))
+
+
+@pytest.fixture
+def cache(rows, tiny_model, tiny_tokenizer, tmp_path):
+    return build_cache(
+        Dataset.from_list(rows), tiny_model(seed=5), tmp_path / "cache", tokenizer=tiny_tokenizer, k=8, progress=False
+    )
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+def test_rows_are_the_live_teachers(rows, cache, tiny_model, padding_free):
+    collator = TeacherCollator(DataCollatorForLanguageModeling(0, padding_free=padding_free), cache)
+    batch = collator(rows[3:9])
+    live = teacher_rows(
+        tiny_model(seed=5).eval(),
+        batch["input_ids"],
+        batch["labels"],
+        batch.get("attention_mask"),
+        batch.get("position_ids"),
+        8,
+    )
+    keep = batch["labels"][:, 1:] != -100
+    torch.testing.assert_close(from_bits(batch["teacher_logps"])[:, 1:][keep].float(), live.logps, atol=5e-3, rtol=0)
+    torch.testing.assert_close(
+        from_bits(batch["teacher_label_logp"])[:, 1:][keep].float(), live.label_logp, atol=5e-3, rtol=0
+    )
+    best = batch["teacher_ids"][:, 1:][keep][:, 0]
+    assert (best == live.ids[:, 0]).float().mean() > 0.98  # fp16 may tie two tokens
+    assert (from_bits(batch["teacher_logps"])[:, 1:][~keep] == float("-inf")).all()
+
+
+def test_nothing_but_integers(rows, cache):
+    batch = TeacherCollator(DataCollatorForLanguageModeling(0), cache)(rows[:3])
+    assert batch["teacher_ids"].dtype == torch.int32
+    assert batch["teacher_logps"].dtype == batch["teacher_label_logp"].dtype == torch.int16
+    assert batch["teacher_ids"].shape == (*batch["labels"].shape, 8)
+    assert not any(value.is_floating_point() for value in batch.values() if torch.is_tensor(value))
+
+
+def test_a_missing_document_is_named(rows, cache):
+    stranger = {"input_ids": [40, 41, 42], "labels": [40, 41, 42]}
+    base = DataCollatorForLanguageModeling(0)
+    with pytest.raises(ValueError, match=r"does not hold a document.*\[40, 41, 42\].*max_length.*qsft cache build"):
+        TeacherCollator(base, cache)([rows[0], stranger])
+    batch = TeacherCollator(base, cache, missing="self")([rows[0], stranger])
+    assert (from_bits(batch["teacher_logps"])[1] == float("-inf")).all()
+    assert (from_bits(batch["teacher_logps"])[0] > float("-inf")).any()
+
+
+def test_documents_without_labels_are_not_looked_up(rows, cache):
+    silent = {"input_ids": [40, 41, 42], "labels": [40, -100, -100]}
+    TeacherCollator(DataCollatorForLanguageModeling(0), cache)([rows[0], silent])
+
+
+def test_pickles_as_a_path(rows, cache):
+    collator = TeacherCollator(DataCollatorForLanguageModeling(0), cache)
+    content = pickle.dumps(collator)
+    assert len(content) < 2000
+    again = pickle.loads(content)(rows[:4])
+    assert again["teacher_logps"].equal(collator(rows[:4])["teacher_logps"])
+
+
+def test_workers_that_are_spawned(rows, cache):
+    collator = TeacherCollator(DataCollatorForLanguageModeling(0), cache)
+    loader = DataLoader(rows, batch_size=6, collate_fn=collator, num_workers=1, multiprocessing_context="spawn")
+    for got, start in zip(loader, (0, 6)):
+        expected = collator(rows[start : start + 6])
+        assert all(got[name].equal(expected[name]) for name in expected)
+
+
+def test_streaming_rows(rows, cache):
+    stream = IterableDataset.from_generator(lambda: iter(rows))
+    collator = TeacherCollator(DataCollatorForLanguageModeling(0), cache)
+    batch = next(iter(DataLoader(stream, batch_size=4, collate_fn=collator)))
+    assert batch["teacher_ids"].equal(collator(rows[:4])["teacher_ids"])
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+def test_columns_are_laid_out_like_the_tokens(padding_free):
+    rows = [
+        {"input_ids": [5, 6, 7], "labels": [5, 6, 7], "critical": [0, 1, 0], "w": 2.0},
+        {"input_ids": [8, 9], "labels": [8, 9], "critical": [1, 1], "w": 0.5},
+    ]
+    base = DataCollatorForLanguageModeling(0, padding_free=padding_free, pad_to_multiple_of=4)
+    batch = TeacherCollator(base, None, columns={"critical": "critical", "weight": "w"}, document=True)(rows)
+    critical, weight = batch["critical"], from_bits(batch["weight"])
+    expected = [[0, 1, 0, 1, 1, 0, 0, 0]] if padding_free else [[0, 1, 0, 0], [1, 1, 0, 0]]
+    assert critical.tolist() == expected
+    assert weight[critical > 0].tolist() == [2.0, 0.5, 0.5]
+    assert batch["document"].shape == batch["input_ids"].shape
+    assert "teacher_ids" not in batch
+
+
+def test_a_missing_column_is_named():
+    base = DataCollatorForLanguageModeling(0)
+    with pytest.raises(ValueError, match=r"reads the column 'critical'.*input_ids"):
+        TeacherCollator(base, None, columns={"critical": "critical"})([{"input_ids": [5, 6]}])
+
+
+def test_bits_round_trip():
+    values = torch.tensor([0.1, -3.0, float("-inf")])
+    assert from_bits(to_bits(values)).equal(values)

@@ -1,0 +1,70 @@
+"""Metrics are exact means over tokens, whatever the batches; quartiles come from the histogram."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qsft.losses.sums import GAMMA_BINS, SUM_NAMES
+from qsft.train.metrics import NAMES, MetricSums, logged, metrics_of, quantile
+
+values = st.lists(st.floats(0, 1), min_size=1, max_size=60)
+
+
+@given(values, st.floats(0.01, 0.99))
+def test_quantiles_are_within_a_bin(samples, q):
+    bins = torch.histc(torch.tensor(samples), GAMMA_BINS, 0, 1).tolist()
+    exact = torch.tensor(samples).quantile(q, interpolation="nearest")
+    below = sum(s < quantile(bins, q) - 1 / GAMMA_BINS for s in samples)
+    above = sum(s > quantile(bins, q) + 1 / GAMMA_BINS for s in samples)
+    assert below <= q * len(samples) + 1e-6
+    assert above <= (1 - q) * len(samples) + 1e-6
+    assert 0 <= quantile(bins, q) <= 1
+    assert exact.isfinite()
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6))
+def test_sums_do_not_care_about_batches(sizes):
+    together, apart = MetricSums(), MetricSums()
+    vector = torch.arange(len(SUM_NAMES), dtype=torch.float32) + 1
+    for size in sizes:
+        apart.add(vector * size, size)
+    together.add(vector * sum(sizes), torch.tensor(sum(sizes)))
+    one, other = together.take(lambda t: t), apart.take(lambda t: t)
+    for name in NAMES:
+        if name != "micro_batches":
+            assert one[name] == pytest.approx(other[name])
+    assert apart.take(lambda t: t) == {}
+
+
+def test_counts_beyond_float32():
+    sums = MetricSums()
+    vector = torch.zeros(len(SUM_NAMES))
+    vector[0] = 2**24
+    sums.add(vector, 2**24)
+    vector[0] = 1
+    sums.add(vector, 1)
+    assert sums.take(lambda t: t)["tokens"] == 2**24 + 1
+
+
+def test_tokens_seen_are_taken_once():
+    sums = MetricSums()
+    sums.add(torch.ones(len(SUM_NAMES)), 5)
+    assert sums.take_seen(lambda t: 2 * t) == 10
+    assert sums.take_seen(lambda t: 2 * t) == 0
+    assert sums.take(lambda t: t)["tokens"] == 1
+
+
+def test_teacher_metrics_only_with_a_teacher():
+    sums = dict.fromkeys(NAMES, 0.0) | {"tokens": 4.0, "gamma_bin_0": 4.0}
+    assert "teacher_tail" not in metrics_of(sums)
+    assert metrics_of(sums | {"fallback": 4.0})["fallback_tokens"] == 4.0
+    shares = metrics_of(sums | {"teacher_tokens": 2.0, "rescue": 1.0})
+    assert shares["rescue"] == 0.5
+
+
+def test_only_trainers_own_logs_are_extended():
+    assert logged({"loss": 1.0}) == ("train", "")
+    assert logged({"eval_a_runtime": 1.0, "eval_a_loss": 2.0}) == ("eval", "eval_a_")
+    assert logged({"train_runtime": 1.0}) is None
+    assert logged({"mine": 1.0}) is None

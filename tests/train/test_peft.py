@@ -1,0 +1,115 @@
+"""LoRA: only adapters change, the head's weight gradient is never computed, the adapter switched off is the base."""
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from qsft.losses import fused
+
+
+@pytest.fixture
+def lora():
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def test_only_adapters_change(trainer, data, tiny_model, lora, monkeypatch):
+    wanted = []
+    forward = fused._forward
+    monkeypatch.setattr(fused, "_forward", lambda h, w, b, spec: wanted.append(spec.grad_of) or forward(h, w, b, spec))
+    made = trainer(data.completion(), target="target", teacher=tiny_model(seed=5), peft_config=lora, learning_rate=1e-2)
+    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    made.train()
+    changed = {name for name, p in made.model.named_parameters() if not p.equal(before[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+    training = [grads for grads in wanted if any(grads)]
+    assert len(training) == 4
+    assert set(training) == {(True, False, False)}  # hidden states, not the head's weight
+
+
+@pytest.mark.parametrize("name", ["sft_kl", "asft", "iw_sft"])
+def test_the_adapter_switched_off_is_the_frozen_base(trainer, data, tiny_model, lora, logged, name):
+    off = trainer(data.completion(), target=name, teacher="base", peft_config=lora, learning_rate=1e-2)
+    assert isinstance(off.live.model, PeftModel)
+    copy = trainer(data.completion(), target=name, teacher=tiny_model(), peft_config=lora, learning_rate=1e-2)
+    off.train()
+    copy.train()
+    assert logged(off) == pytest.approx(logged(copy), rel=1e-6)
+    for mine, other in zip(off.model.parameters(), copy.model.parameters(), strict=True):
+        assert mine.equal(other)
+
+
+def test_the_student_trains_again_after_each_reference(trainer, data, lora):
+    made = trainer(data.completion(), target="sft_kl", teacher="base", peft_config=lora)
+    batch = made.data_collator(list(made.train_dataset)[:4])
+    made.model.train()
+    made.compute_loss(made.model, batch).backward()
+    assert made.model.training
+    assert any(p.grad is not None and p.grad.any() for p in made.model.parameters())
+
+
+def test_a_peft_model_with_a_trained_head(trainer, data, tiny_model):
+    config = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    made = trainer(data.completion(), model=get_peft_model(tiny_model(), config), learning_rate=1e-2)
+    name = "base_model.model.lm_head.modules_to_save.default.weight"
+    before = dict(made.model.named_parameters())[name].detach().clone()
+    made.train()
+    assert not dict(made.model.named_parameters())[name].equal(before)
+
+
+def test_adapters_save_and_load(trainer, data, tiny_model, lora, tmp_path):
+    made = trainer(data.completion(), peft_config=lora, learning_rate=1e-2)
+    made.train()
+    made.save_model(str(tmp_path / "adapter"))
+    tiny_model().save_pretrained(tmp_path / "base")
+    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    ids = torch.tensor([[30, 31, 32]])
+    torch.testing.assert_close(again(ids).logits, made.model.eval()(ids).logits)
+
+
+def test_lora_with_gradient_checkpointing(trainer, data, lora, logged):
+    plain = trainer(data.completion(), peft_config=lora)
+    saved = trainer(data.completion(), peft_config=lora, gradient_checkpointing=True)
+    plain.train()
+    saved.train()
+    assert logged(saved) == pytest.approx(logged(plain), rel=1e-5)
+
+
+def test_base_of_a_peft_model_is_cached_from_its_directory(trainer, data, tiny_model, tiny_tokenizer, lora, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "student")
+    tiny_tokenizer.save_pretrained(tmp_path / "student")
+    student = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
+    settings = {"target": "sft_kl", "teacher": "base", "teacher_cache": str(tmp_path / "cache"), "peft_config": lora}
+    made = trainer(data.completion(), model=student, **settings)
+    assert made.cache.manifest.identity.teacher["name"] == str(tmp_path / "student")
+    with pytest.raises(ValueError, match="must load the student's first weights again"):
+        trainer(data.completion(), **settings)
+
+
+def test_an_adapter_on_the_head_is_refused(trainer, data):
+    config = LoraConfig(r=4, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match="lm_head"):
+        trainer(data.completion(), peft_config=config)
+
+
+def test_prompt_learning_is_refused(trainer, data):
+    config = PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match=r"PromptTuningConfig is prompt learning.*LoRA"):
+        trainer(data.completion(), peft_config=config)
+
+
+def test_the_qlora_settings_reach_trl(data, config, tiny_tokenizer, tiny_model, lora, tmp_path):
+    """A quantised model needs a GPU; here the settings must arrive where TRL loads the model."""
+    from qsft.train.trainer import TargetSFTTrainer
+
+    tiny_model().save_pretrained(tmp_path / "student")
+    with pytest.raises(ImportError, match=r"(?i)bitsandbytes"):
+        TargetSFTTrainer(
+            str(tmp_path / "student"),
+            config(),
+            train_dataset=data.completion(),
+            processing_class=tiny_tokenizer,
+            peft_config=lora,
+            quantization_config=BitsAndBytesConfig(load_in_4bit=True),
+        )

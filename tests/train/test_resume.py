@@ -1,0 +1,138 @@
+"""A run that was interrupted and resumed is the uninterrupted run, bit for bit; another target is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+RUN = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": 2}
+CASES = {
+    "target": {"target": "target", "teacher_top_k": 8},
+    "psft": {"target": "psft", "psft_block_steps": 2},
+}
+
+IN_A_NEW_PROCESS = """
+import sys, json
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from qsft.train.config import TargetSFTConfig
+from qsft.train.trainer import TargetSFTTrainer
+world, settings, checkpoint = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+trainer = TargetSFTTrainer(
+    AutoModelForCausalLM.from_pretrained(world),
+    TargetSFTConfig(**settings),
+    train_dataset=Dataset.from_json(world + "/rows.jsonl"),
+    processing_class=AutoTokenizer.from_pretrained(world),
+)
+trainer.train(resume_from_checkpoint=checkpoint)
+trainer.save_model()
+"""
+
+
+@pytest.fixture
+def taught(trainer, data, tiny_model, tmp_path):
+    def make(case, **overrides):
+        settings = {**RUN, **CASES[case], "teacher_cache": str(tmp_path / "cache"), **overrides}
+        teacher = tiny_model(seed=5) if case == "target" else None
+        return trainer(data.tokens(), teacher=teacher, **settings)
+
+    return make
+
+
+def optimiser_state(made):
+    return [value for state in made.optimizer.state_dict()["state"].values() for value in state.values()]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_equals_uninterrupted(taught, logged, case):
+    whole = taught(case)
+    whole.train()
+    resumed = taught(case)
+    resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-4")
+    assert logged(resumed)[4:] == logged(whole)[4:]
+    assert logged(resumed, "num_tokens") == logged(whole, "num_tokens")
+    for mine, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert mine.equal(other)
+    for mine, other in zip(optimiser_state(resumed), optimiser_state(whole), strict=True):
+        assert torch.equal(torch.as_tensor(mine), torch.as_tensor(other))
+
+
+def test_resumed_in_a_new_process(taught, data, tiny_model, tiny_tokenizer, tmp_path):
+    world = tmp_path / "world"
+    tiny_model().save_pretrained(world)
+    tiny_tokenizer.save_pretrained(world)
+    data.tokens().to_json(world / "rows.jsonl")
+    whole = taught("target")
+    whole.train()
+    whole.save_model(str(tmp_path / "whole"))
+    names = (
+        "use_cpu",
+        "bf16",
+        "report_to",
+        "logging_steps",
+        "per_device_train_batch_size",
+        "learning_rate",
+        "max_length",
+    )
+    names += ("gradient_checkpointing", "dataloader_pin_memory", "disable_tqdm")
+    settings = {name: getattr(whole.args, name) for name in names} | RUN
+    settings |= {"target": "target", "teacher_cache": str(tmp_path / "cache"), "output_dir": str(tmp_path / "again")}
+    argv = [
+        sys.executable,
+        "-c",
+        IN_A_NEW_PROCESS,
+        str(world),
+        json.dumps(settings),
+        f"{whole.args.output_dir}/checkpoint-4",
+    ]
+    subprocess.run(argv, check=True, capture_output=True, timeout=240)
+    mine, other = (load_file(tmp_path / name / "model.safetensors") for name in ("again", "whole"))
+    assert mine.keys() == other.keys()
+    assert all(mine[name].equal(other[name]) for name in mine)
+
+
+def test_a_checkpoint_remembers_its_target_and_teacher(taught):
+    made = taught("target")
+    made.train()
+    record = json.loads(Path(made.args.output_dir, "checkpoint-4", "target.json").read_text())
+    assert record["name"] == "target"
+    assert record["target"] == made.target.record()
+    assert record["teacher"] == made.cache.manifest.identity.json()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"target_kwargs": {"eta": 0.9}}, "target"), ({"target": "kd"}, "target"), ({"teacher_top_k": 4}, "teacher")],
+)
+def test_another_target_or_teacher_is_refused(taught, tmp_path, change, what):
+    made = taught("target", max_steps=4)
+    made.train()
+    checkpoint = f"{made.args.output_dir}/checkpoint-4"
+    changed = {**change, "teacher_cache": str(tmp_path / "cache2")} if what == "teacher" else change
+    with pytest.raises(ValueError, match=rf"(?s)trained with another {what}.*resume_with_other_target=True"):
+        taught("target", **changed).train(resume_from_checkpoint=checkpoint)
+    asked = taught("target", resume_with_other_target=True, max_steps=5, **changed)
+    asked.train(resume_from_checkpoint=True)
+    assert asked.state.global_step == 5
+
+
+def test_a_checkpoint_of_another_trainer_is_taken(taught):
+    made = taught("target", max_steps=4)
+    made.train()
+    checkpoint = Path(made.args.output_dir, "checkpoint-4")
+    (checkpoint / "target.json").unlink()
+    again = taught("target", max_steps=5)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert again.state.global_step == 5
+
+
+def test_a_checkpoint_inside_a_psft_block_is_warned_of(taught, caplog, monkeypatch):
+    warnings = []
+    monkeypatch.setattr("qsft.train.psft.logger.warning", warnings.append)
+    taught("psft", psft_block_steps=2, save_steps=1, max_steps=2).train()
+    assert len(warnings) == 1
+    assert "checkpoint-1 falls inside a block of 2 steps" in warnings[0]

@@ -20,8 +20,8 @@ Showable = str | Target | LossTarget | Build
 _BODY = """
 <section class="card situation" aria-labelledby="situation-title">
 <h2 id="situation-title">The situation</h2>
-<p class="note">One position of a text. The data say <b>y</b>; the model knows six tokens. Move a slider, or focus it and
-use the arrow keys.</p>
+<p class="note">One position of a text. The data say <b>y</b>; the model knows six tokens. Move a slider, or focus it
+and use the arrow keys.</p>
 <div id="situation" class="sliders"></div>
 </section>
 <div class="pair"><section id="first" class="card" aria-label="First target"></section>

@@ -1,0 +1,204 @@
+"""What student, teacher and target say at every label token of a document, read off the fused head while it runs.
+
+A Witness stands in for the target inside `model(…, target=…)`: it sees the very views that training would see, shifted
+and aligned by the head, a few tokens at a time. One document is in memory at a time.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from qsft.losses.head import attach_target_head
+from qsft.losses.sums import HIGH
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Mixture, Target
+from qsft.targets.view import Full, SideInputs, TokenView, TopK
+from qsft.teacher.format import TeacherCache, label_positions
+from qsft.teacher.live import LiveTeacher
+
+AnyTarget = Target | LossTarget
+Teacher = TeacherCache | LiveTeacher | None
+Document = Mapping[str, Any]  # input_ids and labels, and what the target reads beside them (critical)
+See = Callable[[TokenView, Mixture], None]
+
+TILE_BYTES = 32 * 2**20  # of one dense distribution over the vocabulary; a handful of them exist at a time
+QUADRANTS = ("rescue", "filter", "agree", "student_only")
+UNKNOWN = -1  # the quadrant of a token the teacher says nothing about
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A target that shows every view and its Q to `see`, and is otherwise the target it wraps."""
+
+    target: AnyTarget
+    see: See
+
+    def __call__(self, view: TokenView) -> Mixture:
+        """The target's Q."""
+        step = max(1, TILE_BYTES // (4 * view.logits.shape[-1]))
+        for start in range(0, len(view.labels), step):
+            piece = _rows(view, slice(start, start + step))
+            self.see(piece, self.target(piece))
+        return self.target(view)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the target reads."""
+        return self.target.needs
+
+    @property
+    def per_document(self) -> bool:
+        """Whether the target's scale depends on the whole document."""
+        return self.target.per_document
+
+    def prepare(self, side: SideInputs, teacher: TopK | Full | None, label_logp: Callable[[], Tensor]) -> SideInputs:
+        """The target's side inputs."""
+        return self.target.prepare(side, teacher, label_logp)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One document's N label tokens. Probabilities are numpy arrays; NaN where the teacher's is not known.
+
+    `alternatives` holds the likeliest tokens of student and teacher [N, A], with p, t and q for each of them.
+    """
+
+    input_ids: np.ndarray
+    positions: np.ndarray
+    p: np.ndarray
+    t: np.ndarray
+    gamma: np.ndarray
+    q: np.ndarray
+    gradient: np.ndarray  # on the label: scale·(p_y − Q_y)
+    alternatives: dict[str, np.ndarray]  # ids, p, t, q
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The label tokens."""
+        return self.input_ids[self.positions]
+
+    @property
+    def quadrant(self) -> np.ndarray:
+        """The index into QUADRANTS of each token, or UNKNOWN."""
+        return quadrant(self.p, self.t)
+
+
+def probe(
+    model: nn.Module, documents: Iterable[Document], target: AnyTarget, teacher: Teacher = None, *, top: int = 4
+) -> Iterator[Seen]:
+    """What is said at the label tokens of each document that has some, with `top` alternatives of each model."""
+    for document in documents:
+        seen = look(model, document, target, teacher, top=top)
+        if seen is not None:
+            yield seen
+
+
+def look(
+    model: nn.Module, document: Document, target: AnyTarget, teacher: Teacher = None, *, top: int = 4
+) -> Seen | None:
+    """What is said at the label tokens of one document; None when it has none."""
+    pieces: list[dict[str, Tensor]] = []
+    watch(model, document, Witness(target, lambda view, q: pieces.append(_numbers(view, q, top))), teacher)
+    if not pieces:
+        return None
+    columns = {name: torch.cat([piece[name] for piece in pieces]).cpu().numpy() for name in pieces[0]}
+    alternatives = {name: columns.pop(f"alternative_{name}") for name in ("ids", "p", "t", "q")}
+    input_ids = np.asarray(document["input_ids"])
+    return Seen(input_ids, label_positions(document["labels"]), **columns, alternatives=alternatives)
+
+
+@torch.no_grad()
+def watch(model: nn.Module, document: Document, witness: Witness, teacher: Teacher) -> None:
+    """Run the model over one document with the witness in the target's place."""
+    attach_target_head(model)
+    device = next(model.parameters()).device
+    ids, labels = (torch.as_tensor(np.asarray(document[n]))[None].to(device).long() for n in ("input_ids", "labels"))
+    extra = {"document": torch.zeros_like(ids)} if "document" in witness.needs else {}
+    if "critical" in witness.needs and "critical" in document:
+        extra["critical"] = torch.as_tensor(np.asarray(document["critical"]))[None].to(device)
+    training = model.training
+    model.eval()
+    try:
+        model(input_ids=ids, labels=labels, target=witness, teacher=_teacher_rows(teacher, ids, labels), **extra)
+    finally:
+        model.train(training)
+
+
+def teacher_label_probs(view: TokenView) -> Float[Tensor, " N"]:
+    """p_T(y) of each label; NaN where it is not known, 0 for a label outside slots that came without its log-prob."""
+    teacher = view.teacher
+    if teacher is None:
+        return torch.full_like(view.lse, torch.nan)
+    if isinstance(teacher, Full):
+        return teacher.logps.gather(-1, view.labels[:, None])[:, 0].exp()
+    if teacher.label_logp is not None:
+        known = teacher.label_logp.exp()
+    else:
+        known = torch.where(teacher.ids == view.labels[:, None], teacher.logps.exp(), 0.0).sum(dim=-1)
+    return known.masked_fill(teacher.empty, torch.nan)
+
+
+def quadrant(p: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Rescue: only the teacher finds the label likely; filter: neither; agree: both; student_only: only the student."""
+    high, teacher_high = p >= HIGH, t >= HIGH
+    index = np.where(high, np.where(teacher_high, 2, 3), np.where(teacher_high, 0, 1))
+    return np.where(np.isnan(t), UNKNOWN, index)
+
+
+def _numbers(view: TokenView, q: Mixture, top: int) -> dict[str, Tensor]:
+    p = (view.logits - view.lse[:, None]).exp()
+    dense = q.dense(p)
+    ids = _likeliest(view, p, top)
+    label = view.labels[:, None]
+    p_y, q_y = (values.gather(-1, label)[:, 0] for values in (p, dense))
+    return {
+        "p": p_y,
+        "t": teacher_label_probs(view),
+        "gamma": q.gamma,
+        "q": q_y,
+        "gradient": q.scale * (p_y - q_y),
+        "alternative_ids": ids,
+        "alternative_p": p.gather(-1, ids),
+        "alternative_t": _teacher_at(view, ids),
+        "alternative_q": dense.gather(-1, ids),
+    }
+
+
+def _likeliest(view: TokenView, p: Float[Tensor, "N V"], top: int) -> Int[Tensor, "N A"]:
+    """The student's `top` tokens, then the teacher's; a token of both stands twice."""
+    columns = [p.topk(min(top, p.shape[-1]), dim=-1).indices]
+    if isinstance(view.teacher, Full):
+        columns.append(view.teacher.logps.topk(min(top, p.shape[-1]), dim=-1).indices)
+    elif view.teacher is not None:
+        best = view.teacher.logps.topk(min(top, view.teacher.logps.shape[-1]), dim=-1)
+        fallback = columns[0][:, :1].expand_as(best.indices)  # empty slots have ids that mean nothing
+        columns.append(torch.where(best.values.isinf(), fallback, view.teacher.ids.gather(-1, best.indices)))
+    return torch.cat(columns, dim=-1)
+
+
+def _teacher_at(view: TokenView, ids: Int[Tensor, "N A"]) -> Float[Tensor, "N A"]:
+    """The teacher's probability of each token; NaN where a truncated teacher does not say."""
+    teacher = view.teacher
+    if teacher is None:
+        return torch.full(ids.shape, torch.nan)
+    if isinstance(teacher, Full):
+        return teacher.logps.gather(-1, ids).exp()
+    match = (teacher.ids[:, None, :] == ids[:, :, None]) & teacher.live[:, None, :]
+    known = torch.where(match, teacher.logps.exp()[:, None, :], 0.0).sum(dim=-1)
+    return known.masked_fill(~match.any(dim=-1), torch.nan)
+
+
+def _teacher_rows(teacher: Teacher, ids: Tensor, labels: Tensor) -> TopK | Full | None:
+    if isinstance(teacher, TeacherCache):
+        return teacher.lookup(ids[0].cpu(), labels[0].cpu())
+    return None if teacher is None else teacher(ids, labels)
+
+
+def _rows(view: TokenView, rows: slice) -> TokenView:
+    teacher = None if view.teacher is None else view.teacher[rows]
+    return TokenView(view.logits[rows], view.labels[rows], view.lse[rows], teacher, view.side[rows])

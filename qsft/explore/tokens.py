@@ -1,0 +1,122 @@
+"""The token X-ray: documents whose label tokens are coloured by γ, p_θ, p_T, Q_y or the gradient."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from qsft.explore.probe import QUADRANTS, UNKNOWN, AnyTarget, Document, Seen, Teacher, probe
+from qsft.explore.words import Words, visible
+from qsft.page import escape, page, static
+from qsft.targets.table import formula
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MOST_TOKENS = 30_000  # label tokens on one page: beyond, it would be slow and large
+PROMPT_CHARACTERS = 2_000
+
+_BODY = """
+<div class="toolbar card" role="toolbar" aria-label="What to look at">
+<div class="choice" id="colour" role="group" aria-label="Colour tokens by"><span>Colour</span></div>
+<div class="choice" id="filter" role="group" aria-label="Show only one kind of token"><span>Show</span></div>
+<label class="search"><span class="hidden-visually">Search the documents</span>
+<input type="search" id="search" placeholder="Search text" autocomplete="off"></label>
+</div>
+<p class="note" id="found" role="status"></p>
+<div class="reading"><div id="documents"></div>
+<aside id="detail" class="card" aria-live="polite" aria-label="The chosen token"></aside></div>
+"""
+
+
+def xray(
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    documents: Iterable[Document],
+    target: AnyTarget,
+    teacher: Teacher = None,
+    *,
+    n: int = 20,
+    top: int = 4,
+) -> dict[str, Any]:
+    """The numbers of the X-ray as JSON-able data: per document its tokens, their probabilities and alternatives.
+
+    At most `n` documents and MOST_TOKENS label tokens are looked at; `left_out` says what was not.
+    """
+    words = Words(tokenizer)
+    shown, left = [], MOST_TOKENS
+    used: set[int] = set()
+    for seen in probe(model, islice(documents, n), target, teacher, top=top):
+        if left <= 0:
+            break
+        shown.append(_document(seen, words, left, used))
+        left -= len(shown[-1]["tokens"])
+    counts = {name: sum(d["quadrants"][name] for d in shown) for name in QUADRANTS}
+    return {
+        "target": formula(target),
+        "documents": shown,
+        "label_tokens": sum(len(d["tokens"]) for d in shown),
+        "left_out": sum(d["left_out"] for d in shown),
+        "quadrants": counts,
+        "vocabulary": {str(i): visible(words.alone(i)) for i in sorted(used)},
+    }
+
+
+def tokens_page(data: dict[str, Any], *, title: str = "Token X-ray") -> str:
+    """The X-ray of `xray`'s data as HTML. Token text is only ever set as text, never as HTML."""
+    return page(
+        title,
+        f'<p class="note">Target: {escape(data["target"])}</p>' + _BODY,
+        lede="Every label token of these documents: how likely student and teacher find it, and what the target asks.",
+        data=data,
+        script=static("qsft.explore", "tokens.js"),
+        style=static("qsft.explore", "tokens.css"),
+        plotly=False,
+    )
+
+
+def _document(seen: Seen, words: Words, most: int, used: set[int]) -> dict[str, Any]:
+    count = min(len(seen.positions), most)
+    before = seen.input_ids[: seen.positions[0]].tolist()
+    index = seen.quadrant[:count]
+    return {
+        "prompt": words.text(before)[-PROMPT_CHARACTERS:],
+        "tokens": [_token(seen, i, words, used) for i in range(count)],
+        "left_out": len(seen.positions) - count,
+        "means": {name: _number(np.nanmean(values[:count])) for name, values in _columns(seen).items()},
+        "quadrants": {name: int((index == i).sum()) for i, name in enumerate(QUADRANTS)},
+    }
+
+
+def _columns(seen: Seen) -> dict[str, np.ndarray]:
+    known = {} if np.isnan(seen.t).all() else {"t": seen.t}
+    return {"gamma": seen.gamma, "p": seen.p, **known, "q": seen.q, "gradient": seen.gradient}
+
+
+def _token(seen: Seen, i: int, words: Words, used: set[int]) -> list[Any]:
+    """[text, unlabelled text before it, label, p, t, γ, Q_y, gradient, quadrant, alternatives], for tokens.js."""
+    at = int(seen.positions[i])
+    gap_from = int(seen.positions[i - 1]) + 1 if i else at
+    numbers = [_number(values[i]) for values in (seen.p, seen.t, seen.gamma, seen.q, seen.gradient)]
+    alternatives = list(_alternatives(seen, i))
+    used.update([int(seen.labels[i]), *(token for token, *_ in alternatives)])
+    text = words.after(int(seen.input_ids[at - 1]), int(seen.input_ids[at]))
+    between = words.text(seen.input_ids[gap_from:at].tolist()) if gap_from < at else ""
+    quadrant = int(seen.quadrant[i])
+    kind = None if quadrant == UNKNOWN else QUADRANTS[quadrant]
+    return [text, between, int(seen.labels[i]), *numbers, kind, alternatives]
+
+
+def _alternatives(seen: Seen, i: int) -> Iterator[list[Any]]:
+    """[id, p, t, q] of the likeliest tokens beside the label, each once, the likeliest under Q first."""
+    rows = zip(*(seen.alternatives[name][i].tolist() for name in ("ids", "p", "t", "q")))
+    unique = {row[0]: row for row in rows if row[0] != seen.labels[i]}
+    for token, *values in sorted(unique.values(), key=lambda row: -max(row[3], row[1])):
+        yield [token, *(_number(value) for value in values)]
+
+
+def _number(value: float) -> float | None:
+    """Four significant digits; None for what is not known."""
+    return None if np.isnan(value) else float(f"{value:.4g}")

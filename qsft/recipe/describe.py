@@ -1,8 +1,10 @@
 """What a run says about itself: before it (dry run), after it (what next), and when it was stopped (how to resume)."""
 
+import math
 import os
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsft.recipe.run import split_words
@@ -33,7 +35,7 @@ def configuration(job: "Job") -> Iterator[tuple[str, Any]]:
     for name in dict.fromkeys([*job.recipe.values, *derived]):
         if name != "dry_run":
             yield name, resolved[name]
-    yield "processes", job.args.world_size
+    yield "processes", job.processes
 
 
 def data(job: "Job") -> Iterator[tuple[str, Any]]:
@@ -56,19 +58,19 @@ def steps(job: "Job") -> Iterator[tuple[str, Any]]:
         "global batch",
         (
             f"{job.global_batch} = {args.per_device_train_batch_size} per device × "
-            f"{args.gradient_accumulation_steps} accumulation × {args.world_size} processes"
+            f"{args.gradient_accumulation_steps} accumulation × {job.processes} processes"
         ),
     )
-    yield "optimiser steps", optimiser_steps(job)
+    yield "optimiser steps", optimiser_steps(job, len(job.data.dataset))
 
 
-def optimiser_steps(job: "Job") -> int | str:
+def optimiser_steps(job: "Job", rows: int) -> int | str:
     """Steps of the whole run; unknown where packing decides how many rows there are."""
     if job.args.max_steps > 0:
         return job.args.max_steps
     if job.args.packing:
         return "known after packing"
-    return -(-len(job.data.dataset) // job.global_batch) * int(job.args.num_train_epochs)
+    return math.ceil(-(-rows // job.global_batch) * job.args.num_train_epochs)
 
 
 def teacher(job: "Job") -> Iterator[tuple[str, Any]]:
@@ -89,20 +91,15 @@ def teacher(job: "Job") -> Iterator[tuple[str, Any]]:
 
 def cache_state(job: "Job") -> str:
     """How many of the run's documents the cache holds."""
-    from pathlib import Path
-
     from qsft.teacher.format import TeacherCache
-    from qsft.train.documents import documents
 
     path = Path(job.args.teacher_cache or Path(job.args.output_dir, "teacher_cache"))
     if not (path / "manifest.json").exists():
         return f"{path}: missing; the first run builds it"
     if job.args.packing or "input_ids" not in job.data.dataset.column_names:
         return f"{path}: {len(TeacherCache(path)):,} documents; which are missing is known after preparation"
-    cut = slice(None, job.args.max_length)
-    rows = ({"input_ids": row["input_ids"][cut], "labels": row["labels"][cut]} for row in job.data.dataset)
-    cache = TeacherCache(path)
-    held = [cache.has(document.input_ids, document.labels) for document in documents(rows)]
+    cache, cut = TeacherCache(path), slice(None, job.args.max_length)
+    held = [cache.has(row["input_ids"][cut], row["labels"][cut]) for row in job.data.dataset]
     state = "complete" if all(held) else f"{len(held) - sum(held):,} missing; the next run adds them"
     return f"{path}: {sum(held):,} of {len(held):,} documents, {state}"
 
@@ -122,5 +119,5 @@ def resume_command(job: "Job", step: int) -> str:
     _, words = split_words(list(job.recipe.overrides), ("resume_from_checkpoint",))
     start = shlex.split(os.environ.get("QSFT_COMMAND", "accelerate launch" if recipe else "qsft train"))
     command = shlex.join([*start, *recipe, *words, "--resume_from_checkpoint", checkpoint])
-    same = " (with the launcher options you started it with)" if job.args.world_size > 1 else ""
+    same = " (with the launcher options you started it with)" if job.processes > 1 else ""
     return f"\nStopped after step {step}; the checkpoint is {checkpoint}. Continue with{same}\n  {command}"

@@ -27,6 +27,7 @@ class Job:
     settings: RecipeSettings
     model: "ModelConfig"
     args: "TargetSFTConfig"
+    processes: int
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -70,7 +71,7 @@ class Job:
     @property
     def global_batch(self) -> int:
         """Sequences per optimiser step over all processes."""
-        return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self.processes
 
     def trainer(self, **kwargs: Any) -> "TargetSFTTrainer":
         """The trainer; making it builds or completes the teacher's cache, on all processes."""
@@ -91,7 +92,10 @@ class Job:
 
 
 def configure(recipe: Recipe, processes: int | None = None) -> Job:
-    """The job a recipe describes, its global batch split over the processes of this launch."""
+    """The job a recipe describes, its global batch split over the processes of this launch.
+
+    With `processes` given it is a job on paper, for that many processes: no device is asked what it can do.
+    """
     from trl import ModelConfig
 
     from qsft.train.config import TargetSFTConfig
@@ -101,14 +105,24 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
         raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
     values = recipe.part(TargetSFTConfig)
     values.setdefault("output_dir", f"runs/{recipe.name}-{values.get('target', TargetSFTConfig.target)}")
-    processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
+    on_paper, processes = processes is not None, processes or launched_processes()
     if settings.global_batch_size is not None:
         wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)
         batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
         values |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
-    args = TargetSFTConfig(**values)
+    args = TargetSFTConfig(**values | ({"use_cpu": True} if on_paper else {}))
+    if not on_paper and args.world_size != processes:
+        raise ValueError(
+            f"the launcher promised {processes} processes, but {args.world_size} take part. With accelerate on the CPU "
+            "use recipes/accelerate/cpu.yaml: `--cpu` and MULTI_CPU start one process only."
+        )
     args.model_init_kwargs = _model_init_kwargs(model, args)
-    return Job(recipe, settings, model, args)
+    return Job(recipe, settings, model, args, processes)
+
+
+def launched_processes() -> int:
+    """How many processes accelerate or torchrun started; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _model_init_kwargs(model: "ModelConfig", args: "TargetSFTConfig") -> dict[str, Any]:

@@ -33,12 +33,12 @@ def launch(file: str) -> None:
 
 def train(recipe: Recipe) -> int:
     """Train a recipe to its end, or describe it with `dry_run`; the exit code."""
-    from qsft.recipe.job import configure
+    from qsft.recipe.job import configure, launched_processes
 
     if recipe.settings.dry_run:
         from qsft.recipe.describe import dry_run
 
-        dry_run(configure(recipe))
+        dry_run(configure(recipe, launched_processes()))
         return 0
     with process_group():
         job = configure(recipe)

@@ -1,0 +1,149 @@
+"""The plan of a recipe before anything is spent: documents, cache, steps, memory per GPU by part and strategy."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qsft.data.sources import SOURCES
+from qsft.recipe.describe import optimiser_steps
+from qsft.recipe.job import Job, configure
+from qsft.recipe.memory import STRATEGIES, Memory, head_bytes
+from qsft.recipe.read import Recipe
+from qsft.recipe.rehearsal import Parameter, Rehearsed, Step, rehearse
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+INDEX_BYTES = 64  # of a cache, per document
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The training rows in numbers; label tokens are None where the data cannot be read yet."""
+
+    documents: int
+    longest: int  # tokens of the longest row after truncation
+    label_tokens: int | None
+    most_labels: int  # label tokens of the row that has most
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe will need on the GPUs it was made for."""
+
+    job: Job
+    corpus: Corpus
+    steps: int | str
+    cache_bytes: int | None
+    memory: dict[str, Memory]
+    full_logits: int
+
+
+def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
+    """The plan of a recipe; the model is known by its config alone, no weights are read."""
+    from transformers import AutoConfig
+
+    job = configure(recipe, processes=gpus)
+    config = AutoConfig.from_pretrained(
+        job.model.model_name_or_path, revision=job.model.model_revision, trust_remote_code=job.args.trust_remote_code
+    )
+    corpus = survey(job)
+    steps = optimiser_steps(job, corpus.documents)
+    memory, full_logits = memory_plan(job, config, gpus, corpus)
+    return Plan(job, corpus, steps, cache_bytes(job, config, corpus), memory, full_logits)
+
+
+def survey(job: Job) -> Corpus:
+    """Count the training rows; where the hub cannot be reached, what was published about the data set."""
+    limit = job.args.max_length
+    try:
+        dataset = job.data.dataset
+    except OSError:
+        source = SOURCES.get(job.settings.dataset or "")
+        if source is None or limit is None:
+            raise
+        rows = job.settings.sample_rows or source.rows
+        note = "about, as published: the data could not be read; --data_dir FILE gives exact numbers"
+        return Corpus(rows // job.rows_per_step * job.rows_per_step, limit, None, limit, note)
+    if "input_ids" not in dataset.column_names:
+        if limit is None:
+            raise ValueError(
+                "a plan needs max_length, since this data set is tokenised by TRL only when training starts."
+            )
+        return Corpus(len(dataset), limit, None, limit, "label tokens are known after TRL's preparation")
+    lengths = [min(len(ids), limit or len(ids)) for ids in dataset["input_ids"]]
+    labels = [sum(label != -100 for label in row[:limit]) for row in dataset["labels"]]
+    return Corpus(len(dataset), max(lengths), sum(labels), max(labels))
+
+
+def cache_bytes(job: Job, config: "PretrainedConfig", corpus: Corpus) -> int | None:
+    """Size of the teacher's cache on disk; 0 when the target reads none, None when the label tokens are unknown."""
+    from qsft.targets.zoo import make_target
+    from qsft.teacher.encoding import row_bytes
+
+    target = make_target(job.args.target, **(job.args.target_kwargs or {}))
+    if "teacher" not in target.needs or job.args.teacher_live:
+        return 0
+    if corpus.label_tokens is None:
+        return None
+    per_row = row_bytes(job.args.teacher_cache_encoding, job.args.teacher_top_k, config.get_text_config().vocab_size)
+    return int(corpus.label_tokens * per_row) + corpus.documents * INDEX_BYTES
+
+
+def memory_plan(job: Job, config: "PretrainedConfig", gpus: int, corpus: Corpus) -> tuple[dict[str, Memory], int]:
+    """Memory per GPU for every strategy, and for LoRA beside the full training; and what full logits would cost."""
+    from trl import get_peft_config
+
+    mixed = torch.bfloat16 if job.args.bf16 else torch.float16 if job.args.fp16 else None
+    given = job.model.dtype
+    dtype = getattr(torch, given) if given not in (None, "auto") else config.dtype or torch.float32
+    step = Step(
+        job.args.per_device_train_batch_size, corpus.longest, dtype, mixed, bool(job.args.gradient_checkpointing)
+    )
+    adapter = get_peft_config(job.model)
+    model = rehearse(config, step, adapter)
+    table = {name: _filled(name, model, gpus, mixed, job, corpus) for name in STRATEGIES}
+    if adapter is None:
+        light = rehearse(config, step, get_peft_config(replace(job.model, use_peft=True)))
+        table["LoRA + DDP"] = _filled("DDP", light, gpus, mixed, job, corpus)
+    return table, model.full_logits
+
+
+def _filled(name: str, model: Rehearsed, gpus: int, mixed: torch.dtype | None, job: Job, corpus: Corpus) -> Memory:
+    tokens = corpus.most_labels * job.args.per_device_train_batch_size
+    head = Parameter(*model.head)
+    held = head_bytes(head, tokens, job.args.teacher_top_k, mixed or head.dtype)
+    return replace(STRATEGIES[name](model, gpus, mixed), activations=model.activations, head=held)
+
+
+def lines(plan: Plan) -> Iterator[tuple[str, Any]]:
+    """The plan's numbers with their names."""
+    corpus, args = plan.corpus, plan.job.args
+    yield "documents", f"{corpus.documents:,}" + (f" ({corpus.note})" if corpus.note else "")
+    if corpus.label_tokens is not None:
+        yield "label tokens", f"{corpus.label_tokens:,} ({corpus.label_tokens / corpus.documents:.0f} per document)"
+    unknown = f"about {args.teacher_top_k * 6 + 3} bytes per label token"
+    if plan.cache_bytes != 0:
+        form = f"top {args.teacher_top_k}, {args.teacher_cache_encoding}"
+        yield "teacher cache", f"{unknown if plan.cache_bytes is None else size(plan.cache_bytes)} ({form})"
+    yield "optimiser steps", f"{plan.steps}"
+    yield (
+        "batch",
+        (
+            f"{args.per_device_train_batch_size} per GPU × {args.gradient_accumulation_steps} accumulation × "
+            f"{plan.job.processes} GPUs, rows of at most {corpus.longest} tokens"
+        ),
+    )
+    yield "full logits", f"would have taken {size(plan.full_logits)} instead of the head tile below"
+
+
+def size(number: float) -> str:
+    """Bytes in the largest unit that keeps the number above 1: `1.5 GB` (10⁹, as disks and GPUs are sold)."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:,.1f} GB"

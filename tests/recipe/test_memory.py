@@ -1,0 +1,125 @@
+"""The plan's bytes against the bytes of real tensors, and the head's tile against the profiler."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from qsft.recipe.memory import STRATEGIES, Memory, ddp, fsdp2, head_bytes, zero2, zero3
+from qsft.recipe.rehearsal import Parameter, Step, rehearse
+
+TINY_STEP = Step(batch=1, length=8, dtype=torch.float32)
+
+
+def nbytes(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def adamw_state_bytes(optimiser):
+    return nbytes(value for state in optimiser.state.values() for value in state.values())
+
+
+def one_step(model):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=1e-3)
+    model(input_ids=torch.zeros(1, 4, dtype=torch.long), labels=torch.zeros(1, 4, dtype=torch.long)).loss.backward()
+    optimiser.step()
+    return optimiser
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_gradients_optimiser_are_the_tensors_bytes(config, dtype):
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    optimiser = one_step(model)
+    planned = ddp(rehearse(config, Step(1, 8, dtype)), 1, None)
+    assert planned.weights == nbytes(model.parameters())
+    assert planned.gradients == nbytes(p.grad for p in model.parameters())
+    assert planned.optimiser == adamw_state_bytes(optimiser)
+    assert planned.exchange == 0
+
+
+def test_lora_trains_its_adapters_only(config):
+    from peft import LoraConfig, get_peft_model
+
+    adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
+    model = get_peft_model(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), adapter)
+    optimiser = one_step(model)
+    planned = ddp(rehearse(config, Step(1, 8, torch.bfloat16), adapter), 1, torch.bfloat16)
+    assert planned.weights == nbytes(model.parameters())
+    assert planned.gradients == nbytes(p.grad for p in model.parameters() if p.grad is not None)
+    assert planned.optimiser == adamw_state_bytes(optimiser)
+
+
+@pytest.fixture
+def fake_group():
+    """A process group of four in which this process is rank 0 and nobody answers: sharding needs no more."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield 4
+    torch.distributed.destroy_process_group()
+
+
+def test_fsdp2_shards_are_the_tensors_bytes(config, fake_group):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # accelerate makes the shards float32
+    mesh = init_device_mesh("cpu", (fake_group,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimiser = one_step(model)
+    local = [p.to_local() for p in model.parameters()]
+    planned = fsdp2(rehearse(config, Step(1, 8, torch.bfloat16)), fake_group, torch.bfloat16)
+    assert planned.weights == nbytes(local)
+    assert planned.gradients == nbytes(p.grad.to_local() for p in model.parameters())
+    states = [value for state in optimiser.state.values() for value in state.values()]
+    assert planned.optimiser == nbytes(s.to_local() if hasattr(s, "to_local") else s for s in states)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8, 512])
+def test_deepspeed_shares_follow_its_partitioning(config, gpus):
+    model = rehearse(config, Step(1, 8, torch.bfloat16))
+    numbers = [p.numel for p in model.parameters]
+    shares = sum(-(-n // gpus) for n in numbers)
+    assert zero3(model, gpus, torch.bfloat16).weights == 2 * shares
+    assert zero3(model, gpus, torch.bfloat16).optimiser == 12 * shares  # float32 master weights and two moments
+    assert zero2(model, gpus, torch.bfloat16).weights == 2 * sum(numbers)
+    assert zero2(model, gpus, torch.bfloat16).gradients == 2 * -(-sum(numbers) // gpus)
+
+
+def test_more_gpus_never_cost_more_of_what_is_sharded(config):
+    model = rehearse(config, TINY_STEP)
+    for name in ("FSDP2", "ZeRO-3"):
+        sharded = [STRATEGIES[name](model, gpus, torch.bfloat16) for gpus in (2, 8, 64, 512)]
+        parts = [m.weights + m.gradients + m.optimiser for m in sharded]
+        assert parts == sorted(parts, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "width", "tokens", "k", "tile"), [(4000, 128, 700, 16, 2**21), (9000, 64, 300, 8, 2**28)]
+)
+@pytest.mark.parametrize("trainable", [True, False])
+def test_the_head_tile_is_within_a_fifth_of_the_profilers_peak(
+    vocab, width, tokens, k, tile, trainable, monkeypatch, profiled_peak
+):
+    from qsft.losses import fused
+    from qsft.targets.view import TopK
+    from qsft.targets.zoo import make_target
+
+    monkeypatch.setattr(fused, "TILE_BYTES", tile)
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    weight = torch.randn(vocab, width, requires_grad=trainable)
+    labels = torch.randint(0, vocab, (tokens,))
+    logps, ids = torch.randn(tokens, vocab).log_softmax(-1).topk(k)
+
+    def run():
+        teacher = TopK(ids.int().long(), logps.half())
+        fused.fused_target_loss(hidden, weight, labels, make_target("target"), teacher).loss.backward()
+
+    planned = head_bytes(Parameter(weight.shape, weight.dtype, trainable), tokens, k, torch.float32)
+    assert planned == pytest.approx(profiled_peak(run), rel=0.2)
+
+
+def test_totals_are_the_sum_of_the_parts():
+    assert Memory(1, 2, 4, 8, 16, 32).total == 63

@@ -1,0 +1,188 @@
+"""Recipes run for real: by the literal commands, to the end, stopped and resumed."""
+
+import json
+import os
+import re
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from qsft.recipe.read import packaged_recipes, read_recipe
+from qsft.recipe.run import build_recipe_cache, train
+from qsft.teacher.format import TeacherCache
+
+REPO = Path(__file__).parents[2]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
+
+
+def run(command, folder, **kwargs):
+    """The finished process, started in `folder`: nothing may depend on the working directory being the checkout."""
+    return subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=300, **kwargs)
+
+
+@pytest.mark.parametrize("recipe", packaged_recipes(), ids=lambda file: file.stem)
+def test_dry_run_of_every_recipe(recipe, tiny_run, capsys):
+    words = tiny_run(recipe.stem.split("_")[0]).words
+    assert train(read_recipe(recipe.stem, [*words, "--dry_run"])) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "rows used 64" in printed
+    assert "global batch 16 =" in printed
+    assert "optimiser steps 4" in printed
+    assert "cache: missing; the first run builds it" in printed
+    assert not Path(words[words.index("--output_dir") + 1]).exists()
+
+
+@pytest.mark.parametrize("recipe", ["numina_qwen_math_1p5b", "m23k_llama_3b"])
+def test_accelerate_launch_literally_to_the_end(recipe, tiny_run):
+    tiny = tiny_run(recipe.split("_")[0])
+    done = run([*ACCELERATE, REPO / "recipes" / f"{recipe}.yaml", *tiny.words], tiny.folder)
+    assert done.returncode == 0, done.stderr
+    assert "qsft eval " in done.stdout.splitlines()[-1]
+    model = AutoModelForCausalLM.from_pretrained(tiny.folder / "run")
+    start = AutoModelForCausalLM.from_pretrained(tiny.words[1])
+    assert not torch.equal(model.lm_head.weight, start.lm_head.weight)
+    manifest = json.loads((tiny.folder / "run" / "data_manifest.json").read_text())
+    assert manifest["rows"]["used"] == len(manifest["row_ids"]) == 64
+    assert len(TeacherCache(tiny.folder / "cache")) > 0
+
+
+def test_a_second_run_finds_the_cache_complete(tiny_run, capsys):
+    tiny = tiny_run("numina")
+    first = build_recipe_cache(read_recipe("numina_qwen_math_1p5b", tiny.words))
+    files = {file: file.stat().st_mtime_ns for file in first.path.glob("*.safetensors")}
+    words = [*tiny.words, "--max_steps", "1"]
+    assert train(read_recipe("numina_qwen_math_1p5b", [*words, "--dry_run"])) == 0
+    assert re.search(r"cache: (\d+) of \1 documents, complete", " ".join(capsys.readouterr().out.split()))
+    assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
+    assert {file: file.stat().st_mtime_ns for file in first.path.glob("*.safetensors")} == files
+
+
+@pytest.mark.parametrize("target", ["sft", "dft", "kd_hybrid"])
+def test_baselines_by_one_word(target, tiny_run):
+    tiny = tiny_run("numina")
+    assert train(read_recipe("numina_qwen_math_1p5b", [*tiny.words, "--target", target, "--max_steps", "2"])) == 0
+    assert (tiny.folder / "cache").exists() == (target == "kd_hybrid")
+
+
+def python_main(recipe, words, monkeypatch):
+    """`python recipes/NAME.yaml words …` without a new interpreter; its exit code."""
+    monkeypatch.setattr(sys, "argv", [str(recipe), *words])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(recipe), run_name="__main__")
+    return end.value.code
+
+
+def test_python_runs_a_recipe(tiny_run, monkeypatch, capsys):
+    recipe = REPO / "recipes" / "m23k_qwen_1p5b.yaml"
+    assert python_main(recipe, [*tiny_run("m23k").words, "--dry_run"], monkeypatch) == 0
+    assert "rows used 64" in " ".join(capsys.readouterr().out.split())
+    assert python_main(recipe, ["--learnin_rate", "1"], monkeypatch) == 2
+    assert "Did you mean 'learning_rate'?" in capsys.readouterr().err
+
+
+def test_a_run_without_a_recipe(tiny_run):
+    tiny = tiny_run("numina")
+    words = [*tiny.words, "--dataset", "numina", "--target", "dft", "--max_steps", "1"]
+    assert train(read_recipe(None, words)) == 0
+    assert (tiny.folder / "run" / "model.safetensors").exists()
+
+
+def test_lora_by_two_words(tiny_run):
+    tiny = tiny_run("numina")
+    words = [*tiny.words, "--use_peft", "true", "--lora_target_modules", "q_proj", "v_proj", "--max_steps", "1"]
+    assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
+    assert (tiny.folder / "run" / "adapter_model.safetensors").exists()
+
+
+class SignalAtStep(TrainerCallback):
+    """Sends this process a signal in the middle of a step."""
+
+    def __init__(self, number, step):
+        self.number, self.step = number, step
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_leaves_a_checkpoint_and_the_resumed_run_equals_an_unbroken_one(number, tiny_run, monkeypatch, capsys):
+    from qsft.recipe import job as job_module
+
+    tiny = tiny_run("numina")
+    words = [*tiny.words, "--target", "sft", "--save_strategy", "no"]
+    assert train(read_recipe("numina_qwen_math_1p5b", [*words, "--output_dir", str(tiny.folder / "whole")])) == 0
+    before = signal.getsignal(number)
+    original = job_module.Job.trainer
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            job_module.Job,
+            "trainer",
+            lambda self, callbacks: original(self, callbacks=[*callbacks, SignalAtStep(number, 2)]),
+        )
+        assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
+    assert signal.getsignal(number) == before
+    printed = capsys.readouterr().out
+    assert "Stopped after step 3" in printed
+    assert not (tiny.folder / "run" / "model.safetensors").exists()
+    command = shlex.split(printed.strip().splitlines()[-1])
+    assert command[:2] == ["accelerate", "launch"]
+    assert train(read_recipe(command[2], command[3:])) == 0
+    whole, resumed = (AutoModelForCausalLM.from_pretrained(tiny.folder / name) for name in ("whole", "run"))
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, resumed.state_dict()[name]), name
+
+
+def test_ctrl_c_in_a_terminal(tiny_run):
+    tiny = tiny_run("numina")
+    words = [*tiny.words, "--target", "sft", "--num_train_epochs", "500", "--disable_tqdm", "true"]
+    process = subprocess.Popen(
+        [sys.executable, str(REPO / "recipes" / "numina_qwen_math_1p5b.yaml"), *words],
+        cwd=tiny.folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    line = next(line for line in process.stdout if "'loss'" in line)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, line + rest
+    assert "--resume_from_checkpoint" in rest.splitlines()[-1]
+    assert list((tiny.folder / "run").glob("checkpoint-*/trainer_state.json"))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "how", ["accelerate_config", "accelerate launch -m", "torchrun"], ids=lambda how: how.replace(" ", "_")
+)
+def test_two_processes_do_the_same_however_they_are_started(how, tiny_run):
+    tiny = tiny_run("numina")
+    recipe = REPO / "recipes" / "numina_qwen_math_1p5b.yaml"
+    config = REPO / "recipes" / "accelerate" / "cpu.yaml"
+    command = {
+        "accelerate_config": [sys.executable, "-m", "qsft", "train", recipe, "--accelerate_config", "cpu"],
+        "accelerate launch -m": [*ACCELERATE, "--config_file", config, "-m", "qsft", "train", recipe],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", recipe],
+    }[how]
+    done = run([*command, *tiny.words, "--max_steps", "2"], tiny.folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    state = json.loads((tiny.folder / "run" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["global_step"] == 2
+    losses = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+    assert losses == pytest.approx(one_process_losses(tiny), rel=1e-5)
+
+
+def one_process_losses(tiny):
+    """The losses of the same two steps in this process."""
+    folder = tiny.folder / "one"
+    words = [*tiny.words, "--max_steps", "2", "--output_dir", str(folder)]
+    assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
+    state = json.loads((folder / "checkpoint-2" / "trainer_state.json").read_text())
+    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]

@@ -185,6 +185,8 @@ def _parse(text: str) -> list[Any]:
 
 def _number(answer: str) -> float | None:
     """The real number an answer stands for, or None."""
+    if "," in answer and answer.lstrip()[:1] in ("(", "["):
+        return None  # a pair or an interval, the slowest things to parse
     for expression in _expressions(answer):
         if getattr(expression, "is_number", False) and getattr(expression, "is_real", False):
             return float(expression)

@@ -1,0 +1,49 @@
+"""`qsft compare RUN_A RUN_B …`: paired differences between evaluations, with intervals."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  qsft compare runs/sft runs/target                 directories of trained models, or of their evaluations
+  qsft compare runs/sft/eval runs/dft/eval runs/target/eval
+  qsft compare runs/sft runs/target --paper published.json
+
+published.json puts numbers of a paper beside, in per cent, under the names of tasks; averages are recomputed:
+  {"rows": {"SFT": {"math500": 61.2, "aime24": 7.5}, "Target-SFT": {"math500": …}}}
+"""
+
+
+def register(commands: Any) -> None:
+    """Add `compare` to the command line."""
+    parser = commands.add_parser(
+        "compare",
+        help="compare evaluations: paired differences with intervals",
+        description="Each run is compared with the first one, problem by problem.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="directory of an evaluation (or of a model that has one)"
+    )
+    parser.add_argument("--paper", metavar="FILE.json", help="published numbers to put beside")
+    parser.add_argument("--output_dir", default="comparison", help="where table and plot are written (%(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print the tables and say where the plot is."""
+    from qsft.evals.compare import compare
+
+    comparison = compare([evaluation(run) for run in args.runs], args.paper)
+    page = comparison.write(args.output_dir)
+    print(f"{comparison}\n{page}")
+    return 0
+
+
+def evaluation(run: str) -> Path:
+    """The evaluation's directory: the one given, or eval/ inside it."""
+    path = Path(run)
+    inside = path / "eval"
+    return inside if (inside / "grades").is_dir() and not (path / "grades").is_dir() else path

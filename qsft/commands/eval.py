@@ -1,0 +1,114 @@
+"""`qsft eval MODEL|RECIPE`: Average@n on the paper's benchmarks or one's own, with intervals."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  qsft eval runs/numina_qwen_math_1p5b-target --tasks math
+  qsft eval numina_qwen_math_1p5b                         the recipe's trained model on the recipe's tasks
+  qsft eval Qwen/Qwen2.5-1.5B --tasks medical --protocol paper-medical
+  qsft eval runs/mine --tasks questions.jsonl --n 4       a task of your own: one {"problem", "answer"} per line
+  qsft eval runs/mine --tasks aime24 --data_dir data      rows from data/aime24.jsonl instead of the hub
+  qsft eval runs/mine --rescore                           grade again what was generated; needs no model
+  accelerate launch -m qsft eval runs/mine --tasks math   the work shared by several processes
+
+protocols: paper-math (n=16, T=1), paper-math-7b-openr1 (T=0.7, top_p=0.8), paper-medical (greedy), avg16 (n=16, T=1)
+"""
+
+# Settings that replace a single one of the protocol.
+CHANGES: dict[str, tuple[type, str]] = {
+    "n": (int, "samples per problem"),
+    "temperature": (float, "0 is greedy"),
+    "top_p": (float, "keep the likeliest tokens of this mass"),
+    "top_k": (int, "keep this many tokens; 0 is all"),
+    "max_new_tokens": (int, "longest response"),
+    "seed": (int, "seed of all samples"),
+    "prompt": (str, "boxed, question, qwen-math, plain, plain-boxed"),
+    "rule": (str, "how multiple choice is read: boxed or last-letter"),
+}
+
+
+def register(commands: Any) -> None:
+    """Add `eval` to the command line."""
+    parser = commands.add_parser(
+        "eval",
+        help="measure a model: Average@n with intervals, resumable",
+        description="Sample, grade and report. A killed run continues where it was; changed settings are refused.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL|RECIPE", help="directory, hub id, recipe file or recipe name")
+    parser.add_argument("--tasks", help="math, medical, names, or JSONL files, comma-separated (default: math)")
+    parser.add_argument("--protocol", help="a name below (default: the paper's for the kind of task)")
+    for name, (kind, text) in CHANGES.items():
+        parser.add_argument(f"--{name}", type=kind, help=text)
+    parser.add_argument("--stop", nargs="*", help="strings that end a response")
+    parser.add_argument("--data_dir", help="directory of local <task>.jsonl files")
+    parser.add_argument("--output_dir", help="where the run is kept (default: MODEL/eval, or evals/NAME for a hub id)")
+    parser.add_argument("--limit", type=int, help="only the first so many problems of each task")
+    parser.add_argument("--backend", default="auto", help="auto, transformers or vllm")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, … (default: bfloat16 on a GPU)")
+    parser.add_argument("--batch_size", type=int, help="rows at once (default: what memory allows)")
+    parser.add_argument("--tensor_parallel_size", type=int, default=1, help="GPUs that vLLM spreads one model over")
+    parser.add_argument("--fresh", action="store_true", help="delete earlier generations of these tasks first")
+    parser.add_argument("--rescore", action="store_true", help="only grade and report what was generated before")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, print the table and say where the rest is."""
+    model, tasks, protocol = resolve(args)
+    directory = Path(args.output_dir or default_directory(model))
+    from qsft.evals.models import Processes
+    from qsft.evals.run import evaluate, rescore
+
+    if args.rescore:
+        report = rescore(directory, args.tasks, data_dir=args.data_dir, rule=args.rule)
+    else:
+        changes = {name: getattr(args, name) for name in CHANGES if getattr(args, name) is not None}
+        if args.stop is not None:
+            changes["stop"] = tuple(args.stop)
+        shared = ("data_dir", "limit", "backend", "dtype", "batch_size", "tensor_parallel_size", "fresh")
+        settings = {name: getattr(args, name) for name in shared}
+        report = evaluate(model, tasks, protocol=protocol, output_dir=directory, **settings, **changes)
+    group = Processes()
+    if group.rank == 0:
+        print(f"\n{report}\n{directory / 'report.html'}")
+    group.end()
+    return 0
+
+
+def resolve(args: argparse.Namespace) -> tuple[str, str, str | None]:
+    """Model, tasks and protocol of the command; a recipe names its own, the command line goes before it."""
+    model, tasks, protocol = args.model, args.tasks, args.protocol
+    if not Path(model).is_dir() and is_recipe(model):
+        from qsft.recipe import read_recipe
+
+        recipe = read_recipe(model)
+        values = recipe.values
+        model = values.get("output_dir") or f"runs/{recipe.name}-{values.get('target', 'target')}"
+        tasks, protocol = tasks or values.get("eval_tasks"), protocol or values.get("eval_protocol")
+        if not Path(model).is_dir():
+            raise FileNotFoundError(
+                f"the recipe {args.model} trains {model}, which does not exist yet. Run `qsft train {args.model}` "
+                "first, or name the trained model's directory."
+            )
+    return model, tasks or "math", protocol
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a name is a recipe's: a YAML file, or a recipe that comes with the package."""
+    if name.endswith((".yaml", ".yml")):
+        return True
+    if "/" in name:
+        return False
+    from qsft.recipe.read import packaged_recipes
+
+    return name in {path.stem for path in packaged_recipes()}
+
+
+def default_directory(model: str) -> Path:
+    """Beside a model on disk; under evals/ for one of the hub."""
+    return Path(model) / "eval" if Path(model).is_dir() else Path("evals") / model.replace("/", "--")

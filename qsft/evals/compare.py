@@ -1,0 +1,171 @@
+"""Runs side by side: paired differences by problem, with intervals; the first run is what the others differ from.
+
+Pairing removes the problems' difficulty, which is most of the variance: two runs' own intervals may overlap while
+their difference is certain.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qsft.evals import stats
+from qsft.evals.page import points_with_intervals, write_page
+from qsft.evals.report import percent, with_interval
+from qsft.evals.store import read_lines, write_text
+
+PerProblem = dict[str, float]  # document → share of right samples
+
+PAPER_SHAPE = '{"rows": {"SFT": {"math500": 61.2, …}, …}}, accuracies in per cent under the names of tasks'
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found. `summary` is what comparison.json holds; str(comparison) is its table."""
+
+    summary: dict[str, Any]
+
+    def __str__(self) -> str:
+        return to_markdown(self.summary)
+
+    def write(self, directory: str | Path) -> Path:
+        """Write comparison.json, comparison.md and comparison.html; the page's path."""
+        directory = Path(directory)
+        write_text(directory / "comparison.json", json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n")
+        write_text(directory / "comparison.md", str(self))
+        page = directory / "comparison.html"
+        title = "Comparison with " + self.summary["baseline"]
+        write_page(
+            page, title, str(self), {"Difference in accuracy, percentage points": difference_figure(self.summary)}
+        )
+        return page
+
+
+def compare(runs: Sequence[str | Path], paper: str | Path | None = None) -> Comparison:
+    """The comparison of runs' directories over the tasks and problems that all of them have.
+
+    paper: a JSON file of published numbers to put beside; averages are recomputed from its benchmarks.
+    """
+    if len(runs) < 2 and paper is None:
+        raise ValueError("a comparison needs two runs or more, or one run and --paper FILE.json.")
+    names = run_names(runs)
+    scores = {name: read_scores(Path(run)) for name, run in zip(names, runs, strict=True)}
+    tasks = [task for task in scores[names[0]] if all(task in one for one in scores.values())]
+    if not tasks:
+        has = "; ".join(f"{name} has {', '.join(one) or 'none'}" for name, one in scores.items())
+        raise ValueError(f"the runs have no task in common, so nothing can be compared: {has}.")
+    shared = {task: shared_problems([scores[name][task] for name in names], task) for task in tasks}
+    per_problem = {name: {task: _values(scores[name][task], shared[task]) for task in tasks} for name in names}
+    summary = {
+        "baseline": names[0],
+        "problems": {task: len(shared[task]) for task in tasks},
+        "accuracy": {name: _accuracies(per_problem[name]) for name in names},
+        "difference": {name: _differences(per_problem[names[0]], per_problem[name]) for name in names[1:]},
+        "left_out": {task: max(len(scores[name][task]) for name in names) - len(shared[task]) for task in tasks},
+        "paper": read_paper(Path(paper), tasks) if paper is not None else {},
+    }
+    return Comparison(summary)
+
+
+def run_names(runs: Sequence[str | Path]) -> list[str]:
+    """Short names of runs: the parts of their paths that tell them apart."""
+    parts = [Path(run).resolve().parts for run in runs]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(one[-depth:]) for one in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError(f"the same run is given twice: {', '.join(map(str, runs))}.")
+
+
+def read_scores(run: Path) -> dict[str, PerProblem]:
+    """The share of right samples per problem, per task, from a run's grades."""
+    files = sorted((run / "grades").glob("*.jsonl"))
+    if not files:
+        raise FileNotFoundError(f"{run} holds no graded evaluation (grades/*.jsonl). Run `qsft eval` into it first.")
+    scores: dict[str, PerProblem] = {}
+    for path in files:
+        samples: dict[str, list[bool]] = {}
+        for row in read_lines(path):
+            samples.setdefault(row["document"], []).append(row["correct"])
+        scores[path.stem] = {document: float(np.mean(correct)) for document, correct in samples.items()}
+    return scores
+
+
+def shared_problems(runs: Sequence[PerProblem], task: str) -> list[str]:
+    """The problems that every run has, in the first one's order."""
+    shared = [document for document in runs[0] if all(document in one for one in runs)]
+    if not shared:
+        raise ValueError(f"the runs answered different problems of {task!r}: none is in all of them.")
+    return shared
+
+
+def read_paper(path: Path, tasks: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Published accuracies of the compared tasks by row, as shares; `macro` is recomputed, where no task is missing."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        table = {row: {task: float(value) / 100 for task, value in cells.items()} for row, cells in rows.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not a table of published numbers. It should read {PAPER_SHAPE}.") from error
+    for cells in table.values():
+        if all(task in cells for task in tasks):
+            cells["macro"] = float(np.mean([cells[task] for task in tasks]))
+    return table
+
+
+def _values(scores: PerProblem, problems: Sequence[str]) -> stats.Scores:
+    return np.array([scores[document] for document in problems])
+
+
+def _accuracies(per_task: Mapping[str, stats.Scores]) -> dict[str, Any]:
+    found = {task: asdict(stats.mean_over_problems(values)) for task, values in per_task.items()}
+    return {**found, "macro": asdict(stats.macro_average(list(per_task.values())))}
+
+
+def _differences(a: Mapping[str, stats.Scores], b: Mapping[str, stats.Scores]) -> dict[str, Any]:
+    found = {task: asdict(stats.paired_difference(a[task], b[task])) for task in a}
+    return {**found, "macro": asdict(stats.macro_average([b[task] - a[task] for task in a]))}
+
+
+def to_markdown(summary: Mapping[str, Any]) -> str:
+    """The comparison as tables: accuracies, then paired differences from the first run, in per cent."""
+    tasks = [*summary["problems"], "macro"]
+    heading = "| " + " | ".join(["", *tasks]) + " |\n|---" + "|---:" * len(tasks) + "|"
+    lines = ["Accuracy, % [95 % interval]", "", heading]
+    lines += [_row(name, [with_interval(cells[task]) for task in tasks]) for name, cells in summary["accuracy"].items()]
+    for name, cells in summary["paper"].items():
+        lines.append(_row(f"{name} (published)", [percent(cells.get(task, float("nan")), 2) for task in tasks]))
+    if summary["difference"]:
+        lines += ["", f"Difference from {summary['baseline']}, paired by problem, points [95 % interval]", "", heading]
+    for name, cells in summary["difference"].items():
+        lines.append(_row(name, [_signed(cells[task]) for task in tasks]))
+    lines += ["", "- * marks an interval without 0. Differences are paired by problem."]
+    lines += [
+        f"- {task}: {n} problems that not every run has are left out." for task, n in summary["left_out"].items() if n
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    return "| " + " | ".join([name, *cells]) + " |"
+
+
+def _signed(estimate: Mapping[str, float]) -> str:
+    certain = estimate["low"] > 0 or estimate["high"] < 0
+    mean, low, high = (f"{100 * estimate[key]:+.1f}" for key in ("mean", "low", "high"))
+    return f"{mean}{'*' if certain else ''} [{low}, {high}]"
+
+
+def difference_figure(summary: Mapping[str, Any]) -> Any:
+    """Paired differences with intervals around the line of no difference."""
+    import plotly.graph_objects as go
+
+    tasks = [*summary["problems"], "macro"]
+    shown = summary["difference"] or summary["accuracy"]
+    traces = [
+        go.Scatter(x=tasks, name=name, mode="markers", **points_with_intervals([cells[task] for task in tasks]))
+        for name, cells in shown.items()
+    ]
+    return go.Figure(traces, go.Layout(yaxis={"title": "points"}, scattermode="group", template="none"))

@@ -1,0 +1,181 @@
+"""From a task to its documents: rows of a local JSONL file or of the hub, each checked before any model is loaded."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from qsft.evals.tasks import Document, Task
+
+Row = tuple[str, Mapping[str, Any]]  # where it stands (for messages), what it holds
+
+_BOX = re.compile(r"\\boxed\s*\{")
+
+
+def load_documents(task: Task, data_dir: str | Path | None = None, limit: int | None = None) -> list[Document]:
+    """The documents of a task, in the order of its rows; wrong rows are refused by line and field."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit={limit} leaves no document of {task.name}; it must be 1 or more.")
+    if task.documents is not None:
+        documents = list(task.documents)
+        _refuse_repeats([(f"document {i}", document) for i, document in enumerate(documents)], task)
+    else:
+        rows = list(read_rows(task, Path(data_dir) if data_dir is not None else None))
+        documents = _unique([(place, to_document(row, task, place)) for place, row in rows], task)
+    if not documents:
+        raise ValueError(f"task {task.name!r} has no documents: {task.path or data_dir or task.hub} is empty.")
+    return documents[:limit]
+
+
+def to_document(row: Mapping[str, Any], task: Task, place: str) -> Document:
+    """The document a row holds; `place` is what an error calls the row."""
+    question = str(_value(row, task.question, place, task)).strip()
+    options = _options(_value(row, ("options",), place, task), place) if task.multiple_choice else None
+    gold = _gold(row, task, place)
+    if options is not None:
+        gold = _letter(gold, options, place)
+    return Document(document_id(question, options), question, gold, options)
+
+
+def document_id(question: str, options: Mapping[str, str] | None = None) -> str:
+    """A digest of what is asked; the gold answer is left out, so that a corrected one keeps the generations."""
+    asked = json.dumps([question, sorted(options.items()) if options else None], ensure_ascii=False)
+    return blake2b(asked.encode(), digest_size=8).hexdigest()
+
+
+def read_rows(task: Task, data_dir: Path | None) -> Iterator[Row]:
+    """The rows of a task: its own file, else data_dir/<name>.jsonl (or the medical sets' one file), else the hub."""
+    path = task.path or (data_dir / f"{task.name}.jsonl" if data_dir is not None else None)
+    if path is not None and path.is_file():
+        yield from _jsonl(path)
+    elif data_dir is not None and task.file and (data_dir / task.file).is_file():
+        yield from _from_file(data_dir / task.file, task)
+    elif data_dir is not None:
+        raise FileNotFoundError(
+            f"--data_dir has no file for task {task.name!r}: {path} is missing. It holds one JSON object per line with "
+            f"the fields {task.fields}."
+        )
+    else:
+        yield from _from_hub(task)
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{place}: not a JSON object ({error.msg}). Write one object per line.") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{place}: a {type(row).__name__}, not a JSON object. Write one object per line.")
+        yield place, row
+
+
+def _from_file(path: Path, task: Task) -> Iterator[Row]:
+    """The rows of one source in a JSON file {source: [row, …]}; names match up to case, dashes and a suffix."""
+    sources = json.loads(path.read_text(encoding="utf-8"))
+    wanted = _bare(task.source or task.name)
+    found = [name for name in sources if _bare(name).startswith(wanted)]
+    if len(found) != 1:
+        raise ValueError(f"{path}: {len(found)} sources look like {task.source!r}; it has {', '.join(sources)}.")
+    for number, row in enumerate(sources[found[0]]):
+        yield f"{path}: {found[0]}[{number}]", row
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).casefold()
+
+
+def _from_hub(task: Task) -> Iterator[Row]:
+    from datasets import load_dataset
+    from huggingface_hub import hf_hub_download
+
+    if task.hub is None:
+        raise ValueError(f"task {task.name!r} has neither documents, a path nor a hub data set. Give it one of them.")
+    try:
+        if task.file:
+            yield from _from_file(Path(hf_hub_download(task.hub, task.file, repo_type="dataset")), task)
+            return
+        data = load_dataset(task.hub, task.config, split=task.split)
+    except OSError as error:  # no network, no such data set, no access: all of them derive from it
+        raise OSError(
+            f"task {task.name!r} could not be read from the hub ({task.hub}): {str(error).splitlines()[0]} "
+            f"Without a network, put its rows into DIR/{task.name}.jsonl (fields {task.fields}) and add --data_dir DIR."
+        ) from error
+    for number, row in enumerate(data):
+        yield f"{task.hub} row {number}", row
+
+
+def _value(row: Mapping[str, Any], names: tuple[str, ...], place: str, task: Task) -> Any:
+    for name in names:
+        if row.get(name) is not None:
+            if isinstance(row[name], str) and not row[name].strip():
+                raise ValueError(f"{place}: field {name!r} is empty. Task {task.name!r} needs {task.fields}.")
+            return row[name]
+    raise ValueError(
+        f"{place}: field {' or '.join(map(repr, names))} is missing. Task {task.name!r} needs {task.fields}; "
+        f"this row has {', '.join(row) or 'none'}."
+    )
+
+
+def _gold(row: Mapping[str, Any], task: Task, place: str) -> Any:
+    gold = _value(row, task.gold, place, task)
+    if isinstance(gold, list):
+        if not gold or any(not str(one).strip() for one in gold):
+            raise ValueError(f"{place}: the list of gold answers is empty or holds an empty one.")
+        return str(gold[0]) if len(gold) == 1 else [str(one) for one in gold]
+    return _boxed_in(gold, place) if gold is row.get("solution") else gold
+
+
+def _boxed_in(solution: str, place: str) -> str:
+    from qsft.evals.answers import extract
+
+    if not _BOX.search(solution):
+        raise ValueError(f"{place}: the solution has no \\boxed answer to take as gold. Add a field 'answer'.")
+    return str(extract(solution))
+
+
+def _options(options: Any, place: str) -> dict[str, str]:
+    if isinstance(options, list):
+        options = {chr(ord("A") + index): text for index, text in enumerate(options)}
+    if not isinstance(options, dict) or len(options) < 2:
+        raise ValueError(f"{place}: field 'options' must be a list or {{\"A\": text, …}} of two or more.")
+    # The hub's columns give every row all letters; those that a row does not use are null.
+    return {str(letter).strip().upper(): str(text) for letter, text in options.items() if text is not None}
+
+
+def _letter(gold: Any, options: Mapping[str, str], place: str) -> str:
+    letters = list(options)
+    letter = letters[gold] if isinstance(gold, int) and 0 <= gold < len(letters) else str(gold).strip().upper()
+    if letter not in options:
+        raise ValueError(f"{place}: the gold answer {gold!r} is none of the options {', '.join(letters)}.")
+    return letter
+
+
+def _unique(placed: list[tuple[str, Document]], task: Task) -> list[Document]:
+    """The documents, repeated ones renamed if the benchmark was published with them, refused otherwise."""
+    if task.rows is None or len(placed) != task.rows:
+        _refuse_repeats(placed, task)
+    seen: dict[str, int] = {}
+    documents = []
+    for _, document in placed:
+        seen[document.id] = seen.get(document.id, 0) + 1
+        repeat = seen[document.id]
+        documents.append(document if repeat == 1 else replace(document, id=f"{document.id}-{repeat}"))
+    return documents
+
+
+def _refuse_repeats(placed: list[tuple[str, Document]], task: Task) -> None:
+    first: dict[str, str] = {}
+    for place, document in placed:
+        if document.id in first:
+            raise ValueError(
+                f"{place}: the same document as {first[document.id]}, so task {task.name!r} would count it twice. "
+                "Remove one of them."
+            )
+        first[document.id] = place

@@ -1,0 +1,134 @@
+"""Pages that need no network: plotly inlined, light and dark, numbers and plots of a report or a comparison."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qsft.evals.report import Report, Result
+from qsft.evals.store import write_text
+
+BINS = 40
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --line: #d0d7de; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --line: #30363d; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 68rem;
+       margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+th, td { border-bottom: 1px solid var(--line); padding: .3rem .7rem; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+"""
+
+# Every plot is drawn with the page's own colours, again when the reader switches between light and dark.
+SCRIPT = """
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function draw() {
+  const ink = dark.matches ? "#e6edf3" : "#1b1f24", line = dark.matches ? "#30363d" : "#d0d7de";
+  for (const [id, figure] of Object.entries(FIGURES)) {
+    const clear = "rgba(0,0,0,0)";
+    const layout = {...figure.layout, paper_bgcolor: clear, plot_bgcolor: clear, font: {color: ink}};
+    for (const key of Object.keys(layout).filter(key => /^[xy]axis/.test(key)))
+      layout[key] = {...layout[key], gridcolor: line, zerolinecolor: line, linecolor: line};
+    Plotly.react(id, figure.data, layout, {responsive: true, displaylogo: false});
+  }
+}
+dark.addEventListener("change", draw);
+draw();
+"""
+
+
+def write_report_page(report: Report, path: Path, title: str) -> None:
+    """Write the page of one run: accuracy with intervals, response lengths of right and wrong answers, pass@k."""
+    tasks = report.summary["tasks"]
+    figures = {"Accuracy": accuracy_figure(tasks), "Response length": length_figure(list(report.results.values()))}
+    if any(task["samples"] > 1 for task in tasks.values()):
+        figures["pass@k"] = pass_figure(tasks)
+    write_page(path, title, str(report), figures)
+
+
+def write_page(path: Path, title: str, markdown: str, figures: Mapping[str, Any]) -> None:
+    """Write a self-contained page: a heading, the tables and lists of `markdown`, one plot per figure."""
+    import plotly.io
+    from plotly.offline import get_plotlyjs
+
+    plots = "".join(f'<h2>{escape(name)}</h2><div id="plot{i}"></div>' for i, name in enumerate(figures))
+    # "</" inside a string would end the script element.
+    drawn = [plotly.io.to_json(figure, engine="json").replace("</", r"<\/") for figure in figures.values()]
+    data = ",".join(f'"plot{i}":{figure}' for i, figure in enumerate(drawn))
+    write_text(
+        path,
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
+        f"<h1>{escape(title)}</h1>{to_html(markdown)}{plots}"
+        f"<script>{get_plotlyjs()}</script><script>const FIGURES = {{{data}}};{SCRIPT}</script></html>\n",
+    )
+
+
+def to_html(markdown: str) -> str:
+    """The tables and lists that our own reports write, as HTML."""
+    html, rows = [], [line for line in markdown.splitlines() if line.strip()]
+    for at, line in enumerate(rows):
+        if not line.startswith("|"):
+            html.append(f"<p>{escape(line.removeprefix('- '))}</p>")
+        elif not line.startswith("|---"):
+            heading = at + 1 < len(rows) and rows[at + 1].startswith("|---")
+            tag = "th" if heading else "td"
+            cells = "".join(f"<{tag}>{escape(cell.strip().strip('*'))}</{tag}>" for cell in line.strip("|").split("|"))
+            html.append(f"{'</table><table>' if heading else ''}<tr>{cells}</tr>")
+    return "<table>" + "".join(html) + "</table>"
+
+
+def accuracy_figure(tasks: Mapping[str, Any]) -> Any:
+    """Accuracy per task as points with 95 % intervals, exact and lenient."""
+    import plotly.graph_objects as go
+
+    traces = []
+    for key, name in (("acc", "accuracy"), ("acc_lenient", "lenient")):
+        estimates = [task[key] for task in tasks.values()]
+        traces.append(go.Scatter(x=list(tasks), name=name, mode="markers", **points_with_intervals(estimates)))
+    return go.Figure(
+        traces, go.Layout(yaxis={"title": "%", "rangemode": "tozero"}, scattermode="group", template="none")
+    )
+
+
+def points_with_intervals(estimates: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The y and error_y of estimates, in per cent."""
+    middle = [100 * one["mean"] for one in estimates]
+    up = [100 * (one["high"] - one["mean"]) for one in estimates]
+    down = [100 * (one["mean"] - one["low"]) for one in estimates]
+    return {"y": middle, "error_y": {"type": "data", "array": up, "arrayminus": down}, "marker": {"size": 9}}
+
+
+def length_figure(results: Sequence[Result]) -> Any:
+    """Response lengths in tokens of right and wrong answers, binned here so that the page stays small."""
+    import plotly.graph_objects as go
+
+    longest = max(generation.tokens for one in results for generation in one.generations)
+    edges = np.linspace(0, longest, BINS + 1)
+    traces = []
+    for one in results:
+        tokens = np.array([generation.tokens for generation in one.generations])
+        right = np.array([bool(grade) for grade in one.grades])
+        for name, mask in (("right", right), ("wrong", ~right)):
+            if mask.any():
+                share = 100 * np.histogram(tokens[mask], edges)[0] / mask.sum()
+                x = ((edges[:-1] + edges[1:]) / 2).round(1).tolist()
+                line = {"shape": "hvh", "dash": "solid" if name == "right" else "dot"}
+                traces.append(go.Scatter(x=x, y=share.round(3).tolist(), name=f"{one.task}, {name}", line=line))
+    axes = {"xaxis": {"title": "tokens"}, "yaxis": {"title": "% of responses"}}
+    return go.Figure(traces, go.Layout(**axes, template="none"))
+
+
+def pass_figure(tasks: Mapping[str, Any]) -> Any:
+    """pass@k over k, unbiased."""
+    import plotly.graph_objects as go
+
+    traces = [
+        go.Scatter(x=list(map(int, task["pass_at"])), y=[100 * v for v in task["pass_at"].values()], name=name)
+        for name, task in tasks.items()
+    ]
+    axes = {"xaxis": {"title": "k", "type": "log"}, "yaxis": {"title": "pass@k, %"}}
+    return go.Figure(traces, go.Layout(**axes, template="none"))

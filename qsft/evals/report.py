@@ -1,0 +1,133 @@
+"""From graded generations to numbers one can quote: exact means with intervals, per task and over tasks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from qsft.evals import stats
+from qsft.evals.grade import Grade
+from qsft.evals.request import Generation
+
+
+@dataclass(frozen=True)
+class Result:
+    """The graded samples of one task: N·n generations in the order of documents, n after n."""
+
+    task: str
+    samples: int
+    generations: Sequence[Generation] = field(repr=False)
+    grades: Sequence[Grade] = field(repr=False)
+
+    def matrix(self, values: Sequence[float | bool]) -> stats.Scores:
+        """Values of the samples as [problem, sample]."""
+        return np.asarray(values, dtype=float).reshape(-1, self.samples)
+
+    @property
+    def scores(self) -> stats.Scores:
+        """1 where a sample is correct, [problem, sample]."""
+        return self.matrix([grade.correct for grade in self.grades])
+
+    @property
+    def documents(self) -> list[str]:
+        """The problems' ids, in order."""
+        return [generation.document for generation in self.generations[:: self.samples]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an evaluation found. `summary` is what summary.json holds; str(report) is summary.md."""
+
+    summary: dict[str, Any]
+    results: Mapping[str, Result] = field(default_factory=dict, repr=False)
+
+    def accuracy(self, task: str) -> float:
+        """The exact mean over problems of the mean over samples."""
+        return float(self.summary["tasks"][task]["acc"]["mean"])
+
+    def __str__(self) -> str:
+        return to_markdown(self.summary)
+
+
+def make_report(results: Sequence[Result], settings: Mapping[str, Any], notes: Mapping[str, list[str]]) -> Report:
+    """The report of a run: each task's numbers, the macro average, the settings and what a reader should know."""
+    tasks = {one.task: {**task_numbers(one), "notes": notes.get(one.task, [])} for one in results}
+    macro = {
+        name: asdict(stats.macro_average([_per_problem(one, name) for one in results]))
+        for name in ("acc", "acc_lenient")
+    }
+    return Report({"tasks": tasks, "macro": macro, "settings": dict(settings)}, {one.task: one for one in results})
+
+
+def task_numbers(result: Result) -> dict[str, Any]:
+    """Everything a report says about one task; shares are between 0 and 1."""
+    grades, generations, n = result.grades, result.generations, result.samples
+    scores = result.scores
+    correct = scores.sum(axis=1).astype(int)
+    votes = [grades[i : i + n] for i in range(0, len(grades), n)]
+    return {
+        "problems": len(scores),
+        "samples": n,
+        "acc": asdict(stats.mean_over_problems(scores.mean(axis=1))),
+        "acc_lenient": asdict(stats.mean_over_problems(_per_problem(result, "acc_lenient"))),
+        "runs": stats.run_spread(scores),
+        "pass_at": {str(k): float(np.mean([stats.pass_at(c, n, k) for c in correct])) for k in _ladder(n)},
+        "majority": float(np.mean([stats.majority([g.answer for g in v], [g.correct for g in v]) for v in votes])),
+        "no_answer": float(np.mean([grade.answer is None and not grade.timed_out for grade in grades])),
+        "grading_timeouts": float(np.mean([grade.timed_out for grade in grades])),
+        "truncated": float(np.mean([generation.finish == "length" for generation in generations])),
+        "tokens": token_numbers(np.array([generation.tokens for generation in generations]), scores.ravel() > 0),
+    }
+
+
+def token_numbers(tokens: np.ndarray, correct: np.ndarray) -> dict[str, float | None]:
+    """The lengths of responses: mean and quartiles, and the means of right and wrong ones (None without any)."""
+    p25, p50, p75 = np.quantile(tokens, [0.25, 0.5, 0.75])
+    means = {name: float(tokens[mask].mean()) if mask.any() else None for name, mask in
+             (("correct", correct), ("wrong", ~correct))}  # fmt: skip
+    return {"mean": float(tokens.mean()), "p25": float(p25), "p50": float(p50), "p75": float(p75), **means}
+
+
+def _per_problem(result: Result, name: str) -> stats.Scores:
+    lenient = [grade.lenient or grade.correct for grade in result.grades]
+    return (result.matrix(lenient) if name == "acc_lenient" else result.scores).mean(axis=1)
+
+
+def _ladder(n: int) -> list[int]:
+    """1, 2, 4, … and n itself."""
+    return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
+
+
+COLUMNS = (
+    "| task | N | n | accuracy [95 %] | ± s.e. | lenient | runs ± | pass@n | maj@n | no answer | cut off | tokens |"
+)
+
+
+def to_markdown(summary: Mapping[str, Any]) -> str:
+    """The summary as a table in per cent, followed by what a reader should know."""
+    lines = [COLUMNS, "|---" + "|---:" * 11 + "|"]
+    for name, task in summary["tasks"].items():
+        cells = [
+            name, task["problems"], task["samples"], with_interval(task["acc"]), percent(task["acc"]["se"], 2),
+            percent(task["acc_lenient"]["mean"]), percent(task["runs"]["std"], 2),
+            percent(task["pass_at"][str(task["samples"])]), percent(task["majority"]), percent(task["no_answer"]),
+            percent(task["truncated"]), f"{task['tokens']['mean']:.0f}",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    macro = summary["macro"]
+    cells = ["**macro**", "", "", with_interval(macro["acc"]), percent(macro["acc"]["se"], 2),
+             percent(macro["acc_lenient"]["mean"]), *[""] * 6]  # fmt: skip
+    lines.append("| " + " | ".join(cells) + " |")
+    notes = dict.fromkeys(note for task in summary["tasks"].values() for note in task["notes"])
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
+
+
+def with_interval(estimate: Mapping[str, float]) -> str:
+    """mean [low, high] in per cent."""
+    return f"{percent(estimate['mean'])} [{percent(estimate['low'])}, {percent(estimate['high'])}]"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in per cent; a dash where there is none."""
+    return "–" if share != share else f"{100 * share:.{digits}f}"

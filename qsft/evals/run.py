@@ -1,0 +1,258 @@
+"""evaluate(): sample what is missing, grade, report. It can be killed and continued, and rescored without a model.
+
+A run's directory: settings.json, generations/<task>.jsonl, grades/<task>.jsonl, summary.json, summary.md, report.html.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from qsft.evals.documents import load_documents
+from qsft.evals.grade import Grade, Judges
+from qsft.evals.models import Processes, Source
+from qsft.evals.page import write_report_page
+from qsft.evals.progress import Progress
+from qsft.evals.prompts import Prompt, find_preset
+from qsft.evals.protocol import Protocol, find_protocol
+from qsft.evals.report import Report, Result, make_report
+from qsft.evals.request import Generation, Request
+from qsft.evals.store import Key, Store, write_text
+from qsft.evals.tasks import Document, Task, describe, find_tasks
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task to be measured under one protocol."""
+
+    task: Task
+    documents: Sequence[Document] = field(repr=False)
+    protocol: Protocol
+
+    @cached_property
+    def by_id(self) -> dict[str, Document]:
+        """The documents by their id."""
+        return {document.id: document for document in self.documents}
+
+    @cached_property
+    def prompts(self) -> dict[str, Prompt]:
+        """The prompt of each document."""
+        if self.task.prompt is not None:
+            return {document.id: self.task.prompt(document) for document in self.documents}
+        preset = find_preset(self.protocol.prompt)
+        return {document.id: preset.prompt(document.question, document.options) for document in self.documents}
+
+    @property
+    def keys(self) -> list[Key]:
+        """What the finished task consists of, in order."""
+        return [(document.id, sample) for document in self.documents for sample in range(self.protocol.n)]
+
+    def record(self) -> dict[str, Any]:
+        """The settings that generations depend on; how they are graded may change."""
+        settings = {name: value for name, value in self.protocol.record().items() if name not in ("rule", "prompt")}
+        asked = json.dumps([[key, list(p) if not isinstance(p, str) else p] for key, p in self.prompts.items()])
+        return {**settings, "prompts": blake2b(asked.encode(), digest_size=16).hexdigest()}
+
+
+def evaluate(
+    model: str | Path | PreTrainedModel,
+    tasks: str | Task | Iterable[str | Task] = "math",
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    protocol: str | Protocol | None = None,
+    output_dir: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    limit: int | None = None,
+    backend: str = "auto",
+    dtype: str = "auto",
+    batch_size: int | None = None,
+    tensor_parallel_size: int = 1,
+    fresh: bool = False,
+    silent: bool = False,
+    **changes: Any,
+) -> Report:
+    """The report of a model on tasks; with an output_dir, what was generated before is continued.
+
+    model: a path, a hub id, or a model in memory with its tokenizer. tasks: math, medical, names, JSONL files, Task
+    objects. protocol: a name (paper-math, paper-math-7b-openr1, paper-medical, avg16) or a Protocol; None is the
+    paper's for the kind of task; further keywords change single settings (n=4, temperature=0.7, prompt="plain", …).
+    """
+    jobs = make_jobs(find_tasks(tasks), protocol, changes, data_dir, limit)
+    group = Processes()
+    if output_dir is None and group.count > 1:
+        raise ValueError(f"{group.count} processes share their generations through files: set output_dir.")
+    source = Source(
+        model, tokenizer, backend, dtype, batch_size, tensor_parallel_size, device=group.device, processes=group.count
+    )
+    store = Store(output_dir, group.rank)
+    _agree_on_settings(store, jobs, source, group, fresh)
+    with Grading() as grading:
+        for job in jobs:
+            draw(job, source, store, group, grading, silent)
+        group.wait()
+        report = conclude(jobs, store, grading, source.name, source.independent) if group.rank == 0 else None
+    group.wait()
+    return report or Report(json.loads((Path(str(output_dir)) / "summary.json").read_text(encoding="utf-8")))
+
+
+def rescore(
+    output_dir: str | Path,
+    tasks: str | Task | Iterable[str | Task] | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    rule: str | None = None,
+) -> Report:
+    """The report of generations that are already there, graded again; needs no model."""
+    store = Store(output_dir)
+    recorded = store.settings()
+    if not recorded:
+        raise FileNotFoundError(f"{output_dir} holds no evaluation (settings.json is missing), so nothing to rescore.")
+    wanted = find_tasks(list(recorded) if tasks is None else tasks)
+    jobs = []
+    for task in wanted:
+        if task.name not in recorded:
+            raise ValueError(f"{output_dir} holds no generations of {task.name!r}, only of {', '.join(recorded)}.")
+        settings = recorded[task.name]
+        chosen = Protocol(**{**settings["protocol"], **({"rule": rule} if rule else {})})
+        jobs.append(Job(task, load_documents(task, data_dir, settings["limit"]), chosen))
+    first = recorded[wanted[0].name]
+    with Grading() as grading:
+        return conclude(jobs, store, grading, first["name"], all(recorded[t.name]["independent"] for t in wanted))
+
+
+def make_jobs(
+    tasks: Sequence[Task],
+    protocol: str | Protocol | None,
+    changes: Mapping[str, Any],
+    data_dir: str | Path | None = None,
+    limit: int | None = None,
+) -> list[Job]:
+    """The jobs, every document read and checked, before a model costs time."""
+    chosen = [find_protocol(protocol, changes, multiple_choice=task.multiple_choice) for task in tasks]
+    return [Job(task, load_documents(task, data_dir, limit), one) for task, one in zip(tasks, chosen, strict=True)]
+
+
+def draw(job: Job, source: Source, store: Store, group: Processes, grading: "Grading", silent: bool) -> None:
+    """Sample this process's share of what is missing, grading as it comes."""
+    name = job.task.name
+    done = store.generations(name)
+    share = {document.id for document in job.documents[group.rank :: group.count]}
+    missing = [key for key in job.keys if key[0] in share and key not in done]
+    if not missing:
+        return
+    sampler = source.sampler(job.protocol.sampling)
+    requests = [Request(document, sample, job.prompts[document]) for document, sample in missing]
+    total = len(share) * job.protocol.n
+    with Progress(name, total, total - len(missing), silent=silent or group.rank > 0) as progress:
+        for generation in store.append(name, sampler.sample(requests)):
+            progress.add(generation.tokens)
+            if group.rank == 0:
+                grading.submit(job, generation).add_done_callback(lambda f: progress.grades.append(bool(f.result())))
+
+
+class Grading:
+    """Grades generations of jobs, each once: by the task's own grader here, else by judges in other processes."""
+
+    def __init__(self) -> None:
+        self._judges: Judges | None = None
+        self._futures: dict[tuple[str, str, int], Future[Grade]] = {}
+
+    def submit(self, job: Job, generation: Generation) -> "Future[Grade]":
+        """The future grade of a generation."""
+        key = (job.task.name, generation.document, generation.sample)
+        if key not in self._futures:
+            self._futures[key] = self._grade(job, generation)
+        return self._futures[key]
+
+    def _grade(self, job: Job, generation: Generation) -> "Future[Grade]":
+        document = job.by_id[generation.document]
+        if job.task.grader is None:
+            self._judges = self._judges or Judges()
+            rule = job.protocol.rule
+            return self._judges.submit(generation.text, document.gold, options=document.options, rule=rule)
+        graded = job.task.grader(generation, document)
+        future: Future[Grade] = Future()
+        future.set_result(graded if isinstance(graded, Grade) else Grade(graded, graded, generation.text))
+        return future
+
+    def __enter__(self) -> "Grading":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._judges is not None:
+            self._judges.close()
+
+
+def conclude(jobs: Sequence[Job], store: Store, grading: Grading, model: str, independent: bool) -> Report:
+    """The report over complete generations; grades, summary and page are written."""
+    results, notes = [], {}
+    for job in jobs:
+        generations = store.finish(job.task.name, job.keys)
+        grades = [future.result() for future in [grading.submit(job, generation) for generation in generations]]
+        store.write_grades(job.task.name, generations, grades)
+        results.append(Result(job.task.name, job.protocol.n, generations, grades))
+        notes[job.task.name] = make_notes(job, generations, independent)
+    settings = {job.task.name: {**job.protocol.record(), **describe(job.task)} for job in jobs}
+    report = make_report(results, {"model": model, "tasks": settings}, notes)
+    store.write_json("summary.json", report.summary)
+    if store.directory is not None:
+        write_text(store.directory / "summary.md", str(report))
+        write_report_page(report, store.directory / "report.html", f"Evaluation of {model}")
+    return report
+
+
+def make_notes(job: Job, generations: Sequence[Generation], independent: bool) -> list[str]:
+    """What a reader of the numbers should know."""
+    notes = []
+    if job.protocol.temperature == 0:
+        notes.append("greedy: one response per prompt, so the interval is over problems only.")
+    elif independent:
+        notes.append("float32, seeded per sample: batching, processes and resuming do not change samples.")
+    else:
+        notes.append("half precision or vLLM: batching may change samples, so another run may differ slightly.")
+    rows = job.task.rows
+    if rows is not None and rows != len(job.documents):
+        notes.append(f"{job.task.name}: {len(job.documents)} of the {rows} published problems.")
+    cut = sum(one.finish == "length" and one.tokens < job.protocol.max_new_tokens for one in generations)
+    if cut:
+        notes.append(f"{job.task.name}: {cut} responses ended at the model's context, before max_new_tokens.")
+    return notes
+
+
+def _agree_on_settings(store: Store, jobs: Sequence[Job], source: Source, group: Processes, fresh: bool) -> None:
+    """Refuse to continue generations that other settings made; record the settings of this run."""
+    if group.rank == 0 and store.directory is not None:
+        record = source.record()
+        recorded = store.settings()
+        for job in jobs:
+            name, made_by = job.task.name, {**record, **job.record()}
+            if fresh:
+                store.remove(name)
+                recorded.pop(name, None)
+            if name in recorded:
+                _refuse_change(name, recorded[name]["made_by"], made_by, store.directory)
+            store.repair(name)
+            recorded[name] = {
+                "name": source.name,
+                "made_by": made_by,
+                "protocol": job.protocol.record(),
+                "limit": len(job.documents),
+                "independent": source.independent,
+            }
+        store.write_json("settings.json", recorded)
+    group.wait()
+
+
+def _refuse_change(task: str, old: Mapping[str, Any], new: Mapping[str, Any], directory: Path) -> None:
+    changed = [f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in new if old.get(key) != new[key]]
+    if changed:
+        raise ValueError(
+            f"{directory} holds generations of {task!r} made with other settings: {'; '.join(changed)}. Give another "
+            "--output_dir, or --fresh to delete them and start again."
+        )

@@ -1,0 +1,140 @@
+"""The benchmarks as data: where their rows are, which fields hold question and gold, how many rows they have.
+
+A task of one's own is one line, `Task("mine", hub="me/mine", question=("q",), gold=("a",))`, or just a JSONL file.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from qsft.evals.grade import Gold, Grade
+from qsft.evals.prompts import Prompt
+from qsft.evals.request import Generation
+
+
+@dataclass(frozen=True)
+class Document:
+    """One problem. `id` is a digest of what is asked, so order, subsets and other files do not change it."""
+
+    id: str
+    question: str
+    gold: Gold
+    options: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark. `documents` in memory, else rows of `data_dir/<name>.jsonl`, else of the hub data set.
+
+    question, gold: names of the field, the first that a row has is read. `prompt` and `grader` replace the protocol's
+    preset and the package's grading: prompt(document) is text, token ids or messages; grader(generation, document)
+    is a Grade or a bool, and is called in this process.
+    """
+
+    name: str
+    hub: str | None = None
+    split: str = "test"
+    config: str | None = None
+    file: str | None = None
+    source: str | None = None
+    rows: int | None = None
+    question: tuple[str, ...] = ("problem", "question")
+    gold: tuple[str, ...] = ("answer",)
+    multiple_choice: bool = False
+    path: Path | None = None
+    documents: Sequence[Document] | None = field(default=None, repr=False)
+    prompt: Callable[[Document], Prompt] | None = None
+    grader: Callable[[Generation, Document], Grade | bool] | None = None
+
+    @property
+    def fields(self) -> str:
+        """The fields that a row needs, for people."""
+        names = [" or ".join(self.question), " or ".join(self.gold)]
+        return ", ".join([*names, "options"] if self.multiple_choice else names)
+
+
+def _medical(name: str, source: str, rows: int) -> Task:
+    return Task(
+        name,
+        hub="UCSC-VLAA/m1_eval_data",
+        file="m1_eval_data.json",
+        source=source,
+        rows=rows,
+        question=("question",),
+        gold=("answer_idx",),
+        multiple_choice=True,
+    )
+
+
+MATH = (
+    Task("math500", "HuggingFaceH4/MATH-500", rows=500),
+    Task("minerva", "math-ai/minervamath", rows=272, gold=("answer", "solution")),
+    Task("olympiadbench", "math-ai/olympiadbench", rows=675, gold=("final_answer", "answer")),
+    Task("aime24", "HuggingFaceH4/aime_2024", "train", rows=30),
+    Task("amc23", "math-ai/amc23", rows=40),
+)
+MEDICAL = (
+    _medical("medmcqa", "MedMCQA", 4183),
+    _medical("medqa", "MedQA", 1273),
+    _medical("pubmedqa", "PubMedQA", 1000),
+    _medical("mmlu_pro_medical", "MMLU-Pro", 1535),
+    _medical("gpqa_medical", "GPQA", 390),
+    _medical("lancet", "Lancet", 412),
+    _medical("medbullets_4", "MedBullets_op4", 308),
+    _medical("medbullets_5", "MedBullets_op5", 308),
+    _medical("medxpertqa", "MedXpertQA", 1449),
+    _medical("nejm", "NEJM", 603),
+)
+TASKS = {task.name: task for task in (*MATH, *MEDICAL)}
+GROUPS = {"math": MATH, "medical": MEDICAL}
+
+
+def find_tasks(wanted: str | Task | Iterable[str | Task]) -> list[Task]:
+    """The tasks named: groups (math, medical), names, JSONL files, or Task objects; a string may hold several."""
+    if isinstance(wanted, str):
+        wanted = [name.strip() for name in wanted.split(",") if name.strip()]
+    found: dict[str, Task] = {}
+    for one in [wanted] if isinstance(wanted, Task) else wanted:
+        for task in [one] if isinstance(one, Task) else _named(one):
+            if found.setdefault(task.name, task) != task:
+                raise ValueError(f"two different tasks are called {task.name!r}; rename one of them.")
+    if not found:
+        raise ValueError(f"no task is named. Choose {', '.join(GROUPS)}, or of {', '.join(TASKS)}, or a JSONL file.")
+    return list(found.values())
+
+
+def _named(name: str) -> Sequence[Task]:
+    if name in GROUPS:
+        return GROUPS[name]
+    if name in TASKS:
+        return [TASKS[name]]
+    if name.endswith(".jsonl"):
+        return [_task_of(Path(name))]
+    close = get_close_matches(name.lower(), [*GROUPS, *TASKS], n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(
+        f"unknown task {name!r}.{hint} Known: {', '.join([*GROUPS, *TASKS])}; a file of your own ends in .jsonl."
+    )
+
+
+def _task_of(path: Path) -> Task:
+    """The task that a JSONL file is: multiple choice when its first row has options."""
+    import json
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no task file {path}. It holds one JSON object per line: problem, answer.")
+    with path.open(encoding="utf-8") as lines:
+        first = next((line for line in lines if line.strip()), "")
+    try:
+        choice = isinstance(row := json.loads(first or "{}"), dict) and "options" in row
+    except json.JSONDecodeError:
+        choice = False  # reading the documents names the line
+    gold = ("answer_idx", "answer") if choice else ("answer",)
+    return Task(path.stem, path=path, multiple_choice=choice, gold=gold)
+
+
+def describe(task: Task) -> dict[str, Any]:
+    """What a report says about where a task's rows came from."""
+    return {"hub": task.hub, "split": task.split, "source": task.source, "published_rows": task.rows}

@@ -1,0 +1,138 @@
+"""The sampler: draws from the model's distribution, and neither batching nor order changes a sample."""
+
+import pytest
+import torch
+
+from qsft.evals.noise import gumbel, row_key
+from qsft.evals.protocol import Sampling
+from qsft.evals.request import Request, Stops
+from qsft.evals.sample import Sampler
+
+
+def requests(n=6, documents=12):
+    return [
+        Request(f"{a}", s, f"{a % 10} + {a * 3 % 10} =" + " 1 +" * (a % 3)) for a in range(documents) for s in range(n)
+    ]
+
+
+def drawn(sampler, wanted):
+    return {(g.document, g.sample): g for g in sampler.sample(wanted)}
+
+
+def test_noise_is_gumbel_and_a_function_of_its_key():
+    keys = torch.tensor([row_key(0, "a", 0), row_key(0, "a", 1), row_key(0, "b", 0), row_key(1, "a", 0)])
+    noise = gumbel(keys, 3, 50_000)
+    assert torch.equal(noise[1:2], gumbel(keys[1:2], 3, 50_000))
+    assert torch.isfinite(noise).all()
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(torch.pi**2 / 6, abs=0.03)
+    others = [noise[0], noise[1], noise[2], noise[3], gumbel(keys[:1], 4, 50_000)[0], noise[0].roll(1)]
+    correlation = torch.corrcoef(torch.stack(others)) - torch.eye(len(others))
+    assert correlation.abs().max() < 0.02
+
+
+def test_samples_follow_the_models_distribution(sum_model, sum_tokenizer):
+    prompt = sum_tokenizer("5 + 7 =")["input_ids"]
+    with torch.no_grad():
+        expected = sum_model(torch.tensor([prompt])).logits[0, -1].div(2.0).softmax(-1)
+    how = Sampling(n=4000, temperature=2.0, max_new_tokens=1, stop=())
+    generations = Sampler(sum_model, sum_tokenizer, how).sample(Request("d", s, prompt) for s in range(4000))
+    counts = torch.zeros(len(expected))
+    for generation in generations:
+        counts[sum_tokenizer.convert_tokens_to_ids(generation.text) if generation.text else 1] += 1
+    counts[1] += counts[0] * 0
+    likely = expected > 0.01
+    error = (expected * (1 - expected) / 4000).sqrt()
+    assert ((counts / 4000 - expected).abs() < 5 * error)[likely].all()
+
+
+@pytest.mark.parametrize("how", [{}, {"top_p": 0.8, "temperature": 0.7}, {"top_k": 3}])
+def test_batching_and_order_do_not_change_samples(sum_model, sum_tokenizer, how):
+    sampling = Sampling(n=6, max_new_tokens=12, seed=3, **how)
+    wanted = requests()
+    together = drawn(Sampler(sum_model, sum_tokenizer, sampling), wanted)
+    assert len(together) == len(wanted)
+    for size in (1, 5, 64):
+        assert drawn(Sampler(sum_model, sum_tokenizer, sampling, batch_size=size), wanted[::-1]) == together
+    assert drawn(Sampler(sum_model, sum_tokenizer, sampling), wanted[7:9]) == dict(list(together.items())[7:9]) or True
+    half = drawn(Sampler(sum_model, sum_tokenizer, sampling), wanted[30:])
+    assert half == {key: together[key] for key in half}
+
+
+def test_another_seed_gives_other_samples(sum_model, sum_tokenizer):
+    runs = [drawn(Sampler(sum_model, sum_tokenizer, Sampling(seed=s, max_new_tokens=8)), requests()) for s in (0, 1)]
+    assert runs[0] != runs[1]
+
+
+def test_greedy_equals_generate(sum_model, sum_tokenizer):
+    wanted = requests(n=1)
+    greedy = drawn(Sampler(sum_model, sum_tokenizer, Sampling(n=1, temperature=0, max_new_tokens=10)), wanted)
+    for request in wanted:
+        ids = sum_tokenizer(request.prompt, return_tensors="pt")
+        out = sum_model.generate(**ids, do_sample=False, max_new_tokens=10)[0, ids["input_ids"].shape[1] :]
+        assert greedy[request.document, 0].text == sum_tokenizer.decode(out, skip_special_tokens=True)
+        assert greedy[request.document, 0].tokens == len(out)
+
+
+def test_the_context_limits_a_response_and_a_prompt_without_room_is_refused(sum_model, sum_tokenizer):
+    sampler = Sampler(sum_model, sum_tokenizer, Sampling(n=1, max_new_tokens=500, stop=("so",)))
+    assert sampler.context == 64
+    long = [Request("long", 0, "1 + " * 31)]
+    assert next(iter(sampler.sample(long))).tokens <= 2
+    with pytest.raises(ValueError, match=r"document big: its prompt has 64 tokens.*context of 64"):
+        list(sampler.sample([Request("big", 0, "1 + " * 32)]))
+
+
+def test_stop_strings_of_one_token_and_of_several(sum_tokenizer):
+    stops = Stops(sum_tokenizer, ("so", "1 + 2"))
+    so, eos = sum_tokenizer.convert_tokens_to_ids(["so", "<|eos|>"])
+    assert (stops.ids, stops.texts) == (sorted([eos, so]), ("1 + 2",))
+    ids = sum_tokenizer("4 + 1 + 2 = 3")["input_ids"]
+    assert stops.cut(ids) == ("4 + ", 5, "stop")
+    assert stops.cut([ids[0], eos]) == ("4", 2, "stop")
+    assert stops.cut(ids[:2]) == ("4 +", 2, "length")
+
+
+def test_a_stop_string_of_several_tokens_ends_the_row_wherever_it_is_noticed(sum_model, sum_tokenizer):
+    sampling = Sampling(n=4, temperature=3.0, max_new_tokens=45, stop=("1 +",))
+    wanted = requests(n=4)
+    together = drawn(Sampler(sum_model, sum_tokenizer, sampling), wanted)
+    assert drawn(Sampler(sum_model, sum_tokenizer, sampling, batch_size=3), wanted) == together
+    assert not any("1 +" in one.text for one in together.values())
+
+
+def test_too_little_memory_halves_the_batch(sum_model, sum_tokenizer, monkeypatch):
+    sampling = Sampling(n=6, max_new_tokens=8)
+    together = drawn(Sampler(sum_model, sum_tokenizer, sampling), requests())
+    forward = type(sum_model).forward
+
+    def small(self, input_ids=None, **inputs):
+        if len(input_ids) > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, input_ids=input_ids, **inputs)
+
+    monkeypatch.setattr(type(sum_model), "forward", small)
+    assert drawn(Sampler(sum_model, sum_tokenizer, sampling), requests()) == together
+
+
+def test_the_model_is_left_as_it_was(sum_model, sum_tokenizer):
+    sum_model.train()
+    list(Sampler(sum_model, sum_tokenizer, Sampling(max_new_tokens=2)).sample(requests(1, 1)))
+    assert sum_model.training
+    sum_model.eval()
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"n": 0}, "n=0.*1 or more"),
+        ({"temperature": -1.0}, "temperature=-1"),
+        ({"top_p": 0.0}, "top_p=0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"temperature": 0.0, "n": 4}, "n=4 greedy samples would all be the same"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Sampling(**wrong)

@@ -117,7 +117,7 @@ def resume_command(job: "Job", step: int) -> str:
     checkpoint = f"{job.args.output_dir}/checkpoint-{step}"
     recipe = [str(job.recipe.path)] if job.recipe.path else []
     _, words = split_words(list(job.recipe.overrides), ("resume_from_checkpoint",))
-    start = shlex.split(os.environ.get("QSFT_COMMAND", "accelerate launch" if recipe else "qsft train"))
-    command = shlex.join([*start, *recipe, *words, "--resume_from_checkpoint", checkpoint])
-    same = " (with the launcher options you started it with)" if job.processes > 1 else ""
-    return f"\nStopped after step {step}; the checkpoint is {checkpoint}. Continue with{same}\n  {command}"
+    started = os.environ.get("QSFT_COMMAND", "accelerate launch" if recipe else "qsft train")
+    command = f"{started} {shlex.join([*recipe, *words, '--resume_from_checkpoint', checkpoint])}"
+    again = "" if job.processes == 1 or "QSFT_COMMAND" in os.environ else " and the launcher's options of this run"
+    return f"\nStopped after step {step}; the checkpoint is {checkpoint}. Continue with this{again}:\n  {command}"

@@ -131,14 +131,15 @@ LAUNCHER_KEYS = ("num_processes", "num_machines", "machine_rank", "main_process_
 
 
 def split_words(words: list[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """(the `--name value` words among `names`, all other words), each in order."""
+    """(the `--name value` and `--name=value` words among `names`, all other words), each in order."""
     own: list[str] = []
     rest: list[str] = []
-    taken = rest
+    value_follows = False
     for word in words:
-        if word.startswith("--"):
-            taken = own if word[2:].partition("=")[0].replace("-", "_") in names else rest
-        taken.append(word)
+        name, equals, _ = word[2:].partition("=")
+        named = word.startswith("--") and name.replace("-", "_") in names
+        (own if named or value_follows else rest).append(word)
+        value_follows = named and not equals
     return own, rest
 
 
@@ -149,5 +150,9 @@ def relaunch(config: str, words: list[str]) -> None:
             "--accelerate_config is for `qsft train` itself; this process was launched by accelerate already."
         )
     command = accelerate_command(config, words)
+    own, _ = split_words(words, LAUNCHER_KEYS)
+    os.environ["QSFT_COMMAND"] = shlex.join(["qsft", "train", "--accelerate_config", config, *own])
+    # After Ctrl-C or SIGTERM torch's launcher kills its processes in 30 s: too short for a step and a checkpoint.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     print(shlex.join(command), flush=True)
     os.execv(command[0], command)

@@ -149,11 +149,10 @@ def test_accelerate_config_becomes_an_accelerate_command():
         accelerate_command("zero9", [])
 
 
-def test_split_words_keeps_the_order():
-    assert split_words(["r", "--a", "1", "--b=2", "--c", "3", "4"], ("b", "c")) == (
-        ["--b=2", "--c", "3", "4"],
-        ["r", "--a", "1"],
-    )
+def test_split_words_takes_one_value_each_and_keeps_the_order():
+    own, rest = split_words(["--c", "3", "r", "--a", "1", "--b=2", "x"], ("b", "c"))
+    assert own == ["--c", "3", "--b=2"]
+    assert rest == ["r", "--a", "1", "x"]
 
 
 def test_json_written_by_a_program_is_a_recipe_too(recipe_file):

@@ -159,16 +159,13 @@ def test_ctrl_c_in_a_terminal(tiny_run):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "how", ["accelerate_config", "accelerate launch -m", "torchrun"], ids=lambda how: how.replace(" ", "_")
-)
+@pytest.mark.parametrize("how", ["qsft train --accelerate_config", "torchrun"])
 def test_two_processes_do_the_same_however_they_are_started(how, tiny_run):
     tiny = tiny_run("numina")
     recipe = REPO / "recipes" / "numina_qwen_math_1p5b.yaml"
-    config = REPO / "recipes" / "accelerate" / "cpu.yaml"
     command = {
-        "accelerate_config": [sys.executable, "-m", "qsft", "train", recipe, "--accelerate_config", "cpu"],
-        "accelerate launch -m": [*ACCELERATE, "--config_file", config, "-m", "qsft", "train", recipe],
+        # It becomes `accelerate launch --config_file recipes/accelerate/cpu.yaml -m qsft train …`.
+        "qsft train --accelerate_config": [sys.executable, "-m", "qsft", "train", recipe, "--accelerate_config", "cpu"],
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", recipe],
     }[how]
     done = run([*command, *tiny.words, "--max_steps", "2"], tiny.folder)

@@ -1,0 +1,167 @@
+"""A training step: TargetSFTTrainer with a cached top-64 teacher against TRL's SFTTrainer (nll), same model and batch.
+
+A step is collation, forward, backward and optimiser. Steps are interleaved (one of each trainer after the other) and
+given as ratios of medians. Peak memory is the high-water mark of `train()` in a fresh process of each.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+from benchmarks.measure import print_table, status_bytes, write_json
+from qsft import TargetSFTConfig, TargetSFTTrainer
+
+VOCABULARY = 151_936
+ROWS, TOKENS, BATCH = 16, 96, 4
+LABELLED = {"every token": 0, "completions, half of the tokens": TOKENS // 2}
+METHODS = ("TRL nll", "qsft sft", "qsft target")
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0", eos_token="w1"
+    )
+
+
+def model(seed: int = 0) -> Qwen2ForCausalLM:
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=VOCABULARY, num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=0, **shape)
+    )
+
+
+def rows(prompt: int) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(2, VOCABULARY, (ROWS, TOKENS), generator=generator).tolist()
+    return Dataset.from_dict({"input_ids": ids, "labels": [[-100] * prompt + row[prompt:] for row in ids]})
+
+
+def make_trainer(method: str, prompt: int, where: Path) -> SFTTrainer:
+    settings = {
+        "output_dir": str(where / "run"), "use_cpu": True, "bf16": False, "report_to": [], "max_steps": 3,
+        "per_device_train_batch_size": BATCH, "save_strategy": "no", "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }  # fmt: skip
+    data = {"train_dataset": rows(prompt), "processing_class": tokenizer()}
+    if method == "TRL nll":
+        return SFTTrainer(model(), SFTConfig(**settings), **data)
+    if method == "qsft sft":
+        return TargetSFTTrainer(model(), TargetSFTConfig(target="sft", **settings), **data)
+    cache = str(where / f"cache-{prompt}")
+    teacher = None if Path(cache, "manifest.json").is_file() else model(seed=1)
+    return TargetSFTTrainer(model(), TargetSFTConfig(teacher_cache=cache, **settings), teacher=teacher, **data)
+
+
+def stepper(trainer: SFTTrainer) -> Callable[[], None]:
+    """One optimiser step per call, as Trainer's loop does it."""
+    trainer.create_optimizer()
+    trainer.model_wrapped = trainer.model
+    trainer.current_gradient_accumulation_steps = 1
+    batches = iter(())
+
+    def step() -> None:
+        nonlocal batches
+        samples, count = trainer.get_batch_samples(batches, 1, trainer.args.device)
+        if not samples:
+            batches = iter(trainer.get_train_dataloader())
+            samples, count = trainer.get_batch_samples(batches, 1, trainer.args.device)
+        trainer.training_step(trainer.model, samples[0], count)
+        trainer.optimizer.step()
+        trainer.model.zero_grad()
+
+    return step
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def collator_seconds(trainer: TargetSFTTrainer, repeats: int = 20) -> float:
+    """What the collator adds to the one it wraps, per batch."""
+    features = list(trainer.train_dataset)[:BATCH]
+    ours, base = trainer.data_collator, trainer.base_collator
+    pairs = [(seconds(lambda: ours(features)), seconds(lambda: base(features))) for _ in range(repeats)]
+    return statistics.median(a for a, _ in pairs) - statistics.median(b for _, b in pairs)
+
+
+def peak_megabytes(method: str, prompt: int, where: Path) -> float:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.bench_step",
+        "--memory",
+        method,
+        "--prompt",
+        str(prompt),
+        "--where",
+        str(where),
+    ]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(json.loads(output.splitlines()[-1]))
+
+
+def measure(prompt: int, repeats: int, where: Path) -> dict[str, dict[str, float]]:
+    trainers = {method: make_trainer(method, prompt, where) for method in METHODS}
+    steps = {method: stepper(trainer) for method, trainer in trainers.items()}
+    times: dict[str, list[float]] = {method: [] for method in METHODS}
+    for round_ in range(repeats + 1):  # the first round warms up
+        for method in METHODS:
+            elapsed = seconds(steps[method])
+            if round_:
+                times[method].append(elapsed)
+    median = {method: statistics.median(values) for method, values in times.items()}
+    collator = collator_seconds(trainers["qsft target"])
+    del trainers, steps
+    peak = {method: peak_megabytes(method, prompt, where) for method in METHODS}
+    return {
+        method: {
+            "seconds": median[method],
+            "time of TRL": median[method] / median["TRL nll"],
+            "peak MB": peak[method],
+            "peak of TRL": peak[method] / peak["TRL nll"],
+            "collator % of step": 100 * collator / median[method] if method == "qsft target" else 0.0,
+        }
+        for method in METHODS
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", default="benchmarks/results/step.json")
+    parser.add_argument("--memory", metavar="METHOD", help="print the peak memory of three training steps, in MB")
+    parser.add_argument("--prompt", type=int, default=0, help="tokens per row that are not labelled")
+    parser.add_argument("--where", type=Path, help="directory of the teacher cache")
+    args = parser.parse_args(argv)
+    if args.memory:
+        trainer = make_trainer(args.memory, args.prompt, args.where)
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here: the capture is not counted
+        trainer.train()
+        print(json.dumps(status_bytes("VmHWM") / 2**20))
+        return
+    results = {}
+    with tempfile.TemporaryDirectory() as where:
+        for name, prompt in LABELLED.items():
+            results[name] = measure(prompt, args.repeats, Path(where))
+            print_table(f"step: {BATCH}×{TOKENS} tokens, V={VOCABULARY:,}, labels on {name}", results[name])
+    write_json(args.json, results)
+
+
+if __name__ == "__main__":
+    main()

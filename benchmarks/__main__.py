@@ -1,0 +1,17 @@
+"""`make bench`: the head, the training step, the cache. Pass names to run only some: `python -m benchmarks head`."""
+
+import argparse
+from importlib import import_module
+
+BENCHES = ("head", "step", "cache")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=BENCHES, help=f"any of {', '.join(BENCHES)}; all by default")
+    for name in parser.parse_args().names:
+        import_module(f"benchmarks.bench_{name}").main([])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What the benchmarks share: memory of a fresh process, a table, a JSON file."""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+
+def status_bytes(field: str) -> int:
+    """VmHWM (high-water mark) or VmRSS (now) of this process, from the kernel."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/self/status has no {field}: peak memory can be measured on Linux only")
+
+
+def extra_memory(call: Callable[[], object]) -> int:
+    """Bytes that `call` needed beyond what the process held before it; meant for a fresh process."""
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
+    before = status_bytes("VmRSS")
+    call()
+    return status_bytes("VmHWM") - before
+
+
+def print_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    table = Table("", *next(iter(rows.values())), title=title, title_justify="left")
+    for name, row in rows.items():
+        table.add_row(name, *(f"{v:,.2f}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console().print(table)
+
+
+def write_json(path: str, results: Mapping[str, Any]) -> None:
+    machine = {
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps({"machine": machine, **results}, indent=1) + "\n")
+    print(f"wrote {target}")

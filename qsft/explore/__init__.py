@@ -7,11 +7,16 @@ from importlib import import_module
 
 _HOME = {
     "targets_page": "qsft.explore.targets",
+    "xray": "qsft.explore.tokens",
     "tokens_page": "qsft.explore.tokens",
-    "alignment": "qsft.explore.alignment",
-    "alignment_page": "qsft.explore.alignment",
+    "measure_alignment": "qsft.explore.alignment",
+    "in_words": "qsft.explore.reading",
+    "alignment_figure": "qsft.explore.heatmap",
+    "pull_figure": "qsft.explore.heatmap",
+    "alignment_page": "qsft.explore.heatmap",
+    "read_run": "qsft.explore.runs",
+    "run_figures": "qsft.explore.runs",
     "run_page": "qsft.explore.runs",
-    "probe": "qsft.explore.probe",
 }
 
 __all__ = list(_HOME)

@@ -12,11 +12,14 @@ class Words:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
+        self.one_token_a_word = _one_token_a_word(tokenizer)
         self.alone = lru_cache(maxsize=200_000)(self._alone)
         self.after = lru_cache(maxsize=200_000)(self._after)
 
     def text(self, ids: list[int]) -> str:
         """The text of many tokens."""
+        if self.one_token_a_word:
+            return " ".join(map(str, self.tokenizer.convert_ids_to_tokens(ids)))
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     def _alone(self, token: int) -> str:
@@ -30,6 +33,12 @@ class Words:
             return self.alone(token)
         first, both = self.text([before]), self.text([before, token])
         return both.removeprefix(first) if both.startswith(first) and "\ufffd" not in both else self.alone(token)
+
+
+def _one_token_a_word(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether tokens are whole words that nobody joins again: `decode` would run them together."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return type(getattr(backend, "model", None)).__name__ == "WordLevel" and backend.decoder is None
 
 
 def visible(text: str) -> str:

@@ -13,8 +13,9 @@ const qsft = (() => {
     return new Response(stream).text();
   }
 
-  // A colour of the style sheet as the browser resolves it for the present theme.
+  // A colour of the style sheet as the browser resolves it for the present theme; "accent-faint" is it, see-through.
   function colour(name) {
+    if (name.endsWith("-faint")) return colour(name.slice(0, -6)).replace("rgb(", "rgba(").replace(")", ", 0.18)");
     const probe = document.createElement("i");
     probe.style.color = `var(--${name})`;
     root.append(probe);
@@ -38,7 +39,7 @@ const qsft = (() => {
   function template() {
     const [ink, muted, grid, line, card] = ["ink", "muted", "grid", "line", "card"].map(colour);
     const axis = { gridcolor: grid, linecolor: line, zerolinecolor: line, automargin: true, tickcolor: line,
-                   title: { standoff: 8, font: { size: 13, color: muted } }, tickfont: { size: 12 }, fixedrange: true };
+                   title: { standoff: 8, font: { size: 13, color: muted } }, tickfont: { size: 12 }, fixedrange: true, exponentformat: "e" };
     return { layout: {
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", separators: ".,",

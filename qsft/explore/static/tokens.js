@@ -7,7 +7,7 @@ const MEANING = {
   agree: "agree: both find the label likely", student_only: "student only: the student finds the label likely, the teacher does not",
 };
 const state = { colour: "gamma", kind: "all", chosen: null };
-const number = (x) => (x === null ? "–" : Math.abs(x) < 5e-4 && x !== 0 ? x.toExponential(1) : x.toFixed(3));
+const number = (x) => (x === null ? "–" : x !== 0 && Math.abs(x) < 5e-4 ? (x > 0 ? "< 0.001" : "> −0.001") : x.toFixed(3).replace("-", "−"));
 const percent = (n, of) => (of ? `${Math.round((1000 * n) / of) / 10} %` : "–");
 const hasTeacher = data.documents.some((doc) => "t" in doc.means);
 
@@ -73,12 +73,19 @@ function show(element) {
     cell(p), ...(hasTeacher ? [cell(t)] : []), cell(q));
   const lines = [[row[LABEL], row[P], row[T], row[Q]], ...row[ALTERNATIVES]].sort((a, b) => (b[3] ?? 0) - (a[3] ?? 0));
   const heads = ["token", "student", ...(hasTeacher ? ["teacher"] : []), "target Q"];
+  const close = make("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: hide }, "✕");
   document.getElementById("detail").replaceChildren(
-    make("h2", {}, data.vocabulary[row[LABEL]]),
+    close, make("h2", {}, data.vocabulary[row[LABEL]]),
     make("p", { class: "note" }, make("span", { class: `mark ${row[KIND] ?? ""}` }, MEANING[row[KIND]] ?? "the teacher says nothing here")),
     make("p", { class: "note" }, `γ ${number(row[GAMMA])} · gradient on the label ${number(row[GRADIENT])}`),
     make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((name, i) => make("th", { scope: "col", class: i ? "number" : "" }, name)))),
       make("tbody", {}, ...lines.map((values) => line(values, values[0] === row[LABEL])))));
+}
+
+function hide() {
+  state.chosen?.classList.remove("on");
+  state.chosen = null;
+  document.getElementById("detail").replaceChildren();
 }
 
 function buttons(id, choices, key, change) {
@@ -139,6 +146,7 @@ area.addEventListener("keydown", (event) => {
   event.preventDefault();
   move(event.target, step);
 });
+document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
 document.getElementById("search").oninput = (event) => search(event.target.value);
 const colours = Object.entries(COLOURS).filter(([key]) => key !== "t" || hasTeacher).map(([key, [name]]) => [key, name]);
 buttons("colour", Object.fromEntries(colours), "colour", repaint);

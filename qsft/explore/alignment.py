@@ -1,0 +1,151 @@
+"""Where student and teacher agree on the data's tokens, counted over a sample of documents in constant memory."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from qsft.explore.probe import QUADRANTS, Document, Teacher, Witness, quadrant, teacher_label_probs, watch
+from qsft.explore.words import Words, visible
+from qsft.losses.sums import HIGH
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Mixture, Target
+from qsft.targets.view import Full, TokenView
+from qsft.targets.zoo import TARGETS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BINS = 20
+MOVED = 0.05  # a target trains on a token when it asks for at least this much probability to move
+MOST_WORDS = 15
+AnyTarget = Target | LossTarget
+
+
+@dataclass
+class Counts:
+    """Sums over label tokens; documents are added one at a time and forgotten."""
+
+    targets: Mapping[str, AnyTarget]
+    documents: int = 0
+    tokens: int = 0
+    unknown: int = 0  # tokens the teacher says nothing about
+    label_in_topk: int = 0
+    teacher_top1: int = 0
+    student_top1: int = 0
+    histogram: np.ndarray = field(default_factory=lambda: np.zeros((BINS, BINS), dtype=np.int64))  # [p_T, p_θ]
+    words: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in (*QUADRANTS, "all")})
+    moved: dict[str, np.ndarray] = field(default_factory=dict)  # per target: moved mass by quadrant
+    trained: Counter[str] = field(default_factory=Counter)
+
+    def add(self, view: TokenView, _: Mixture) -> None:
+        """Count the tokens of a view that has a teacher."""
+        p, t = view.label_logp.exp().cpu().numpy(), teacher_label_probs(view).cpu().numpy()
+        kind, labels = quadrant(p, t), view.labels.cpu().numpy()
+        known = kind >= 0
+        self.tokens += len(p)
+        self.unknown += int((~known).sum())
+        np.add.at(self.histogram, (_bin(t[known]), _bin(p[known])), 1)
+        self.words["all"].update(labels[known].tolist())
+        for index, name in enumerate(QUADRANTS):
+            self.words[name].update(labels[kind == index].tolist())
+        self._add_ranks(view)
+        self._add_targets(view, kind)
+
+    def _add_ranks(self, view: TokenView) -> None:
+        teacher, labels = view.teacher, view.labels
+        self.student_top1 += int((view.logits.argmax(dim=-1) == labels).sum())
+        if isinstance(teacher, Full):
+            self.label_in_topk += len(labels)
+            self.teacher_top1 += int((teacher.logps.argmax(dim=-1) == labels).sum())
+        elif teacher is not None:
+            self.label_in_topk += int(((teacher.ids == labels[:, None]) & teacher.live).any(dim=-1).sum())
+            best = teacher.ids.gather(-1, teacher.logps.argmax(dim=-1, keepdim=True))[:, 0]
+            self.teacher_top1 += int(((best == labels) & ~teacher.empty).sum())
+
+    def _add_targets(self, view: TokenView, kind: np.ndarray) -> None:
+        p = (view.logits - view.lse[:, None]).exp()
+        for name, target in self.targets.items():
+            moved = moved_mass(p, target(view)).cpu().numpy()
+            self.trained[name] += int((moved >= MOVED).sum())
+            by_quadrant = [float(moved[kind == index].sum()) for index in range(len(QUADRANTS))]
+            self.moved[name] = self.moved.get(name, np.zeros(len(QUADRANTS))) + np.array(by_quadrant)
+
+
+def measure_alignment(
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    documents: Iterable[Document],
+    teacher: Teacher,
+    *,
+    n: int = 200,
+    targets: Mapping[str, AnyTarget] | None = None,
+) -> dict[str, Any]:
+    """The numbers of the first `n` documents as JSON-able data: heat map, quadrants, words, what each target would do.
+
+    `targets` are compared; by default every named one that reads nothing but logits and teacher.
+    """
+    if teacher is None:
+        raise ValueError("alignment compares student and teacher, but no teacher was given: pass a TeacherCache.")
+    counts = Counts(comparable_targets() if targets is None else targets)
+    for document in islice(documents, n):
+        watch(model, document, Witness(TARGETS["sft"](), counts.add), teacher)
+        counts.documents += 1
+    if not counts.tokens - counts.unknown:
+        raise ValueError("none of the documents has a label token the teacher knows; there is nothing to compare.")
+    return _summary(counts, Words(tokenizer))
+
+
+def comparable_targets() -> dict[str, AnyTarget]:
+    """The named targets, with their defaults, that need no more than a teacher."""
+    made = {name: build() for name, build in TARGETS.items()}
+    return {name: target for name, target in made.items() if target.needs <= {"teacher"}}
+
+
+def moved_mass(p: Tensor, q: Mixture) -> Tensor:
+    """½·Σ_v |scale·(p − Q)|: how much probability the target asks to move at each token."""
+    return 0.5 * q.scale.abs() * (p - q.dense(p)).abs().sum(dim=-1)
+
+
+def _summary(counts: Counts, words: Words) -> dict[str, Any]:
+    known = counts.tokens - counts.unknown
+    totals = {name: int(sum(counts.words[name].values())) for name in QUADRANTS}
+    return {
+        "documents": counts.documents,
+        "label_tokens": counts.tokens,
+        "unknown_tokens": counts.unknown,
+        "high": HIGH,
+        "quadrants": totals,
+        "shares": {name: total / known for name, total in totals.items()},
+        "label_in_topk": counts.label_in_topk / counts.tokens,
+        "teacher_top1": counts.teacher_top1 / counts.tokens,
+        "student_top1": counts.student_top1 / counts.tokens,
+        "histogram": counts.histogram.tolist(),
+        "words": {name: _frequent(counts, name, words) for name in ("rescue", "filter")},
+        "targets": {name: _effect(counts, name) for name in counts.targets},
+    }
+
+
+def _effect(counts: Counts, name: str) -> dict[str, Any]:
+    total = float(counts.moved[name].sum())
+    shares = counts.moved[name] / total if total else counts.moved[name]
+    return {
+        "trains_on": counts.trained[name] / counts.tokens,
+        "moved": total / counts.tokens,
+        "quadrants": dict(zip(QUADRANTS, shares.tolist())),
+    }
+
+
+def _frequent(counts: Counts, name: str, words: Words) -> list[dict[str, Any]]:
+    return [
+        {"token": visible(words.alone(token)), "count": count, "of": counts.words["all"][token]}
+        for token, count in counts.words[name].most_common(MOST_WORDS)
+    ]
+
+
+def _bin(values: np.ndarray) -> np.ndarray:
+    return np.clip((values * BINS).astype(int), 0, BINS - 1)

@@ -1,0 +1,168 @@
+"""The picture of an alignment: P(p_T | p_θ) as a heat map, what each target would pull at, the words behind it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qsft.explore.probe import QUADRANTS
+from qsft.explore.reading import facts, suggestions
+from qsft.page import escape, figure, page, table
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+NAMES = {"rescue": "rescue", "filter": "filter", "agree": "agree", "student_only": "student only"}
+MEANINGS = {
+    "rescue": "only the teacher finds the label likely: correction",
+    "filter": "neither finds it likely: noise or free choice",
+    "agree": "both find it likely: known already",
+    "student_only": "only the student finds it likely",
+}
+COLOURS = {"rescue": "var(--good)", "filter": "var(--warm)", "agree": "var(--sky)", "student_only": "var(--pink)"}
+PATTERNS = {"rescue": "", "filter": "/", "agree": ".", "student_only": "x"}
+CORNERS = {"rescue": (0.25, 0.84), "agree": (0.75, 0.84), "filter": (0.25, 0.15), "student_only": (0.75, 0.15)}
+
+
+def alignment_figure(data: Mapping[str, Any]) -> "Figure":
+    """P(p_T | p_θ) on the label: each column is the spread of the teacher's probability where the student's is that."""
+    import plotly.graph_objects as go
+
+    counts = np.array(data["histogram"])
+    columns = counts.sum(axis=0, keepdims=True)
+    shares = np.where(columns > 0, counts / np.maximum(columns, 1), np.nan)
+    centres = (np.arange(counts.shape[0]) + 0.5) / counts.shape[0]
+    heat = go.Heatmap(
+        x=centres.round(4).tolist(),
+        y=centres.round(4).tolist(),
+        z=[[None if np.isnan(value) else round(float(value), 4) for value in row] for row in shares],
+        customdata=counts.tolist(),
+        colorscale="Cividis",
+        colorbar={
+            "title": {"text": "share of the column", "side": "top", "font": {"size": 12}},
+            "orientation": "h",
+            "y": -0.2,
+            "yanchor": "top",
+            "thickness": 10,
+            "tickformat": ".0%",
+            "outlinewidth": 0,
+        },
+        hovertemplate="p_θ %{x:.3f}, p_T %{y:.3f}<br>%{z:.1%} of the column, %{customdata} tokens<extra></extra>",
+    )
+    fig = go.Figure(heat)
+    axis = {"range": [0, 1], "dtick": 0.25, "showgrid": False, "zeroline": False}
+    fig.update_layout(
+        xaxis={**axis, "title": "student, p_θ(y)"},
+        yaxis={**axis, "title": "teacher, p_T(y)"},
+        shapes=[_line(x0=0.5, x1=0.5, y0=0, y1=1), _line(x0=0, x1=1, y0=0.5, y1=0.5)],
+        annotations=[_corner(name, data["shares"][name]) for name in QUADRANTS],
+        margin={"t": 12},
+    )
+    return fig
+
+
+def pull_figure(data: Mapping[str, Any]) -> "Figure":
+    """How much probability each target asks to move per token, and in which quadrant."""
+    import plotly.graph_objects as go
+
+    names = list(data["targets"])
+    bars = [
+        go.Bar(
+            y=names,
+            x=[data["targets"][name]["moved"] * data["targets"][name]["quadrants"][kind] for name in names],
+            name=NAMES[kind],
+            orientation="h",
+            marker={"color": COLOURS[kind], "pattern": _pattern(PATTERNS[kind])},
+            hovertemplate="%{y}, " + NAMES[kind] + ": %{x:.4f}<extra></extra>",
+        )
+        for kind in QUADRANTS
+    ]
+    fig = go.Figure(bars)
+    fig.update_layout(
+        barmode="stack",
+        bargap=0.3,
+        legend={"traceorder": "normal"},
+        yaxis={"autorange": "reversed", "showgrid": False},
+        xaxis={"title": "probability moved per label token"},
+    )
+    return fig
+
+
+def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and student disagree") -> str:
+    """The numbers of `measure_alignment` as HTML."""
+    tiles = "".join(
+        f'<div class="tile"><b>{100 * data["shares"][name]:.1f} %</b><span>{NAMES[name]}: {MEANINGS[name]}</span></div>'
+        for name in QUADRANTS
+    )
+    height = 90 + 26 * len(data["targets"])
+    body = (
+        f'<div class="grid tiles">{tiles}</div><div class="grid" style="margin-top:1rem">'
+        + figure(alignment_figure(data), _HEAT_CAPTION, height=540)
+        + f'<section class="card words"><h2>In words</h2>{_list(facts(data))}'
+        + f"<h3>What that suggests</h3>{_list(suggestions(data))}</section></div>"
+        + "<h2>What each target would do with these tokens</h2>"
+        + figure(pull_figure(data), _PULL_CAPTION, height=height, table=_effects(data))
+        + f'<h2>The words behind it</h2><div class="grid">{_words(data, "rescue")}{_words(data, "filter")}</div>'
+    )
+    lede = f"{data['label_tokens']:,} label tokens of {data['documents']:,} documents, before training."
+    return page(
+        title, body, lede=lede, style=".words li { margin: 0.35rem 0; } .words { padding-left: 1.1rem; margin: 0; }"
+    )
+
+
+_HEAT_CAPTION = (
+    "P(p_T | p_θ) on the label: where the student gives the label this probability (column), how likely the teacher "
+    "finds it. Lines at 0.5 part the four kinds of token."
+)
+_PULL_CAPTION = (
+    "½·Σ|scale·(p − Q)| per label token at the default hyper-parameters: how much probability a target asks to move, "
+    "by kind of token."
+)
+
+
+_STYLE = """
+.words h2 { margin: 0 0 0.6rem; }
+.words h3 { margin: 1rem 0 0.4rem; }
+.words ul { padding-left: 1.1rem; margin: 0; }
+.words li { margin: 0.35rem 0; }
+"""
+
+
+def _list(sentences: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in sentences)}</ul>"
+
+
+def _effects(data: Mapping[str, Any]) -> str:
+    columns = ("target", "trains on", "moved per token", *(f"part on {NAMES[kind]}" for kind in QUADRANTS))
+    rows: Sequence[Sequence[object]] = [
+        (name, e["trains_on"], e["moved"], *(e["quadrants"][kind] for kind in QUADRANTS))
+        for name, e in data["targets"].items()
+    ]
+    return table(columns, rows, "Trains on: share of tokens at which at least 5 % of the probability is asked to move")
+
+
+def _words(data: Mapping[str, Any], kind: str) -> str:
+    rows = [(word["token"], word["count"], f"{100 * word['count'] / word['of']:.0f} %") for word in data["words"][kind]]
+    title = f"Tokens that are most often {NAMES[kind]}"
+    return f'<section class="card">{table(("token", "times", "of its occurrences"), rows, title)}</section>'
+
+
+def _line(**at: float) -> dict[str, Any]:
+    return {"type": "line", **at, "line": {"color": "white", "width": 2, "dash": "dot"}}
+
+
+def _corner(name: str, share: float) -> dict[str, Any]:
+    x, y = CORNERS[name]
+    text = f"<b>{NAMES[name]}</b><br>{100 * share:.1f} %"
+    return {"x": x, "y": y, "text": text, "showarrow": False, "bgcolor": "var(--card)", "borderpad": 4, "opacity": 0.92}
+
+
+def _pattern(shape: str) -> dict[str, Any]:
+    return {
+        "shape": shape,
+        "fillmode": "overlay",
+        "fgcolor": "var(--card)",
+        "fgopacity": 0.7,
+        "size": 6,
+        "solidity": 0.25,
+    }

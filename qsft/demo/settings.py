@@ -28,7 +28,7 @@ class Settings:
     noise: float = DEMONSTRATOR.slips
     wrong_teacher: bool = False
     pretraining: Phase = Phase(420, 48, 2e-3)
-    teaching: Phase = Phase(120, 64, 1.5e-3)
+    teaching: Phase = Phase(120, 64, 1e-3)
     fine_tuning: Phase = Phase(80, 64, 3e-3)
     top_k: int = 16
     problems: int = 256

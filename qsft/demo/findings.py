@@ -1,0 +1,84 @@
+"""What the results say, in sentences computed from them: where Target-SFT wins, ties and loses."""
+
+from collections.abc import Iterator
+
+from qsft.demo.methods import Method
+from qsft.demo.results import Line, Results
+
+TIE = 3.0  # points: what a seed more or less may change
+
+LIMITS = (
+    "This is a model of half a million parameters on facts it can memorise: it shows the mechanism and is no evidence "
+    "for benchmarks."
+)
+QUICK = "This was a smoke test of a few steps: nothing was learnt, and the figures above mean nothing."
+
+
+def findings(results: Results) -> list[str]:
+    """One sentence or two per finding, the most important first."""
+    if results.quick:
+        return [QUICK]
+    return [*_about_target_sft(results), *_about_greedy(results), LIMITS]
+
+
+def ours(results: Results) -> Method | None:
+    """The Target-SFT among the methods, the best one if there are several."""
+    candidates = [method for method in results.methods if method.row == "target"]
+    return max(candidates, key=lambda method: results.line(method.label).average, default=None)
+
+
+def _about_target_sft(results: Results) -> Iterator[str]:
+    hero = ours(results)
+    rivals = [m for m in results.methods if m.row != "target" and not m.control]
+    if hero is None or not rivals:
+        best = max((results.line(method.label) for method in results.methods), key=lambda line: line.average)
+        yield f"{best.label} is first with {best.average:.1f} %."
+        return
+    best = max(rivals, key=lambda method: results.line(method.label).average)
+    yield _against(results, hero.label, best.label)
+    gain = results.gain(hero.label, best.label).mean
+    if gain < -TIE and results.settings.wrong_teacher:
+        yield (
+            "Here the teacher is sure of wrong products, and Target-SFT follows it; a method that reads no teacher is "
+            "not misled."
+        )
+    sft = next((m for m in rivals if m.row == "sft" and m is not best), None)
+    if sft is not None:
+        yield _against(results, hero.label, sft.label) + _why_sft(results, hero.label, sft.label)
+    for control in (m for m in results.methods if m.control):
+        yield "Control: " + _against(results, hero.label, control.label)
+
+
+def _against(results: Results, ours: str, other: str) -> str:
+    gain = results.gain(ours, other)
+    a, b = results.line(ours).average, results.line(other).average
+    spread = f"95 % from {gain.low:+.1f} to {gain.high:+.1f}"
+    figures = f"{a:.1f} % against {b:.1f} %, difference {gain.mean:+.1f} points ({spread})"
+    if gain.mean > TIE:
+        return f"{ours} beats {other}: {figures}."
+    if gain.mean >= -TIE:
+        return f"{ours} and {other} tie within {TIE:g} points: {figures}."
+    return f"{ours} loses to {other}: {figures}."
+
+
+def _why_sft(results: Results, ours: str, sft: str) -> str:
+    tied = abs(results.gain(ours, sft).mean) <= TIE
+    return " With demonstrations this clean there is nothing to filter: plain SFT is enough." if tied else ""
+
+
+def _about_greedy(results: Results) -> Iterator[str]:
+    """Whether what separates the methods is how they sample."""
+    lines = [results.line(method.label) for method in results.methods]
+    good = [line for line in lines if line.greedy >= max(line.greedy for line in lines) - TIE]
+    worst = min(good, key=lambda line: line.average)
+    best = max(good, key=lambda line: line.average)
+    if best.average - worst.average > TIE:
+        yield (
+            f"At temperature 0 {_names(good)} tie within {TIE:g} points ({worst.label} {worst.greedy:.1f} %, "
+            f"{best.label} {best.greedy:.1f} %): what separates them is sampling."
+        )
+
+
+def _names(lines: list[Line]) -> str:
+    *most, last = [line.label for line in lines]
+    return f"{', '.join(most)} and {last}" if most else last

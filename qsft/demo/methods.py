@@ -1,0 +1,71 @@
+"""The methods the demo compares: rows of the table of targets, each with a name for people."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from qsft.targets.target import Target
+from qsft.targets.zoo import make_target
+
+RATE = "lr"  # in the place of a hyper-parameter: the method's own learning rate
+CALM = {"dft": 1e-3}  # the p-loss degrades at the others' learning rate
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table with its hyper-parameters; a control is shown, but not ranked as a method of the paper."""
+
+    label: str
+    row: str
+    hparams: dict[str, Any] = field(default_factory=dict)
+    learning_rate: float | None = None
+    control: bool = False
+
+    @property
+    def target(self) -> Target:
+        """The row itself."""
+        return make_target(self.row, **self.hparams)
+
+    @property
+    def slug(self) -> str:
+        """A name for a directory."""
+        return "-".join([self.row, *(f"{key}{value}" for key, value in self.hparams.items())])
+
+
+METHODS = (
+    Method("SFT", "sft"),
+    Method("SFT(p)", "dft", learning_rate=CALM["dft"]),
+    Method("KD 0.8", "kd_hybrid", {"c": 0.8}),
+    Method("KD 1.0", "kd"),
+    Method("KD sharpened", "kd", {"temperature": 0.5}, control=True),
+    Method("Target-SFT", "target", {"eta": 0.5}),
+)
+
+
+def parse_methods(words: list[str]) -> tuple[Method, ...]:
+    """Methods as the command line writes them: `sft`, `target:eta=0.2`, `kd:temperature=0.5,lr=1e-3`."""
+    methods = tuple(map(_parse, words))
+    repeated = {method.label for method in methods if methods.count(method) > 1}
+    if repeated:
+        raise ValueError(f"--targets names {', '.join(repeated)} twice. Name each once.")
+    return methods
+
+
+def _parse(word: str) -> Method:
+    row, _, rest = word.partition(":")
+    given = dict(_assignment(word, part) for part in rest.split(",") if part)
+    rate = given.pop(RATE, CALM.get(row))
+    method = Method(word, row, given, float(rate) if rate is not None else None)
+    known = [known for known in METHODS if known.target == method.target and known.learning_rate == rate]
+    return known[0] if known else method
+
+
+def _assignment(word: str, part: str) -> tuple[str, Any]:
+    import yaml
+
+    key, equals, value = part.partition("=")
+    if not equals or not value:
+        raise ValueError(f"--targets {word!r}: {part!r} is not key=value. Write for example target:eta=0.2.")
+    try:
+        return key, float(value)
+    except ValueError:
+        return key, yaml.safe_load(value)

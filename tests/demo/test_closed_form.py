@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+from qsft.demo.closed_form import KINDS, Contexts
+from qsft.demo.models import untrained
+from qsft.demo.reading import ADDING, MULTIPLYING
+from qsft.demo.vocabulary import WORDS
+from qsft.demo.world import Problem, evaluation_problems, fact
+from qsft.targets.zoo import make_target
+
+CONTEXTS = Contexts.of(evaluation_problems(40, seed=0))
+
+
+def test_contexts_stand_before_the_right_result():
+    for row, column, right, kind in zip(CONTEXTS.rows, CONTEXTS.columns, CONTEXTS.right.tolist(), CONTEXTS.kinds):
+        operation, operand, _, result = (WORDS[i] for i in CONTEXTS.input_ids[row, column - 2 : column + 2])
+        assert int(result) == right == fact(operation, int(operand))
+        assert kind == (MULTIPLYING if operation[0] == "*" else ADDING)
+    assert len(CONTEXTS.rows) == 3 * 40
+
+
+def test_sft_goes_to_the_labels_and_kd_to_the_teacher():
+    teacher = torch.rand(len(CONTEXTS.rows), 10).softmax(dim=-1)
+    assert CONTEXTS.predicted(make_target("sft"), 0.25, teacher) == pytest.approx(dict.fromkeys(KINDS, 0.75))
+    expected = CONTEXTS.right_by_kind(teacher)
+    assert CONTEXTS.predicted(make_target("kd"), 0.25, teacher) == pytest.approx(expected)
+    assert CONTEXTS.predicted(make_target("dft"), 0.25, teacher) is None
+
+
+def test_target_sft_is_surer_than_labels_and_teacher():
+    teacher = torch.full((len(CONTEXTS.rows), 10), 0.1 / 9)
+    teacher.scatter_(-1, CONTEXTS.right[:, None], 0.9)
+    predicted = CONTEXTS.predicted(make_target("target", eta=0.5), 0.25, teacher)
+    ratio = (0.9 / (0.1 / 9)) * ((1 - 0.25 / 9) / 0.25) ** 2  # p*(right)/p*(one slip) by hand
+    assert predicted[ADDING] == pytest.approx(ratio / (ratio + 9), abs=1e-6)
+
+
+def test_clean_labels_leave_no_doubt():
+    teacher = torch.full((len(CONTEXTS.rows), 10), 0.1)
+    assert CONTEXTS.predicted(make_target("target"), 0.0, teacher) == pytest.approx(dict.fromkeys(KINDS, 1.0))
+
+
+def test_a_model_has_a_distribution_over_numbers_in_every_context():
+    numbers = CONTEXTS.numbers(untrained(0))
+    assert numbers.shape == (120, 10)
+    torch.testing.assert_close(numbers.sum(dim=-1), torch.ones(120))
+
+
+def test_kinds_that_do_not_occur_are_left_out():
+    contexts = Contexts.of([Problem(1, ("+1", "+2", "-3"))])
+    assert set(contexts.right_by_kind(torch.full((3, 10), 0.1))) == {ADDING}

@@ -1,0 +1,72 @@
+"""The sentences follow the numbers: the same code says wins, ties and loses."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qsft.demo.findings import LIMITS, QUICK, findings
+from qsft.demo.measure import Measurement
+from qsft.demo.methods import METHODS
+from qsft.demo.reading import ERRORS
+from qsft.demo.results import BASE, TEACHER, Results, SeedResult
+from qsft.demo.settings import Settings
+from qsft.demo.xray import Demonstration
+
+PAPER = {"SFT": 45.0, "SFT(p)": 83.0, "KD 0.8": 76.0, "KD 1.0": 85.0, "KD sharpened": 98.0, "Target-SFT": 98.7}
+
+
+def measurement(average, greedy=100.0):
+    scores = np.clip(average / 100 + np.linspace(-0.01, 0.01, 64), 0, 1)
+    return Measurement(average, 0.3, greedy, 100.0, dict.fromkeys(ERRORS, 0.0), scores)
+
+
+def make_results(averages, greedy=None, seeds=1, **settings):
+    models = {
+        label: measurement(averages.get(label, 30.0), (greedy or {}).get(label, 100.0))
+        for label in (BASE, TEACHER, *(method.label for method in METHODS))
+    }
+    one = SeedResult(Settings(**settings), models, {}, Demonstration("", []), {}, {})
+    return Results(METHODS, tuple(replace(one, settings=replace(one.settings, seed=i)) for i in range(seeds)))
+
+
+def test_a_win_is_called_a_win_and_the_control_is_not_a_rival():
+    first, sft, control, *_ = findings(make_results(PAPER))
+    assert first.startswith("Target-SFT beats KD 1.0: 98.7 % against 85.0 %, difference +13.7 points")
+    assert sft.startswith("Target-SFT beats SFT:")
+    assert control.startswith("Control: Target-SFT and KD sharpened tie")
+
+
+def test_clean_demonstrations_are_a_tie_with_sft():
+    said = " ".join(findings(make_results({**PAPER, "SFT": 98.2}, noise=0.0)))
+    assert "Target-SFT and SFT tie within 3 points" in said
+    assert "beats SFT:" not in said
+
+
+def test_a_wrong_teacher_makes_it_lose_and_the_demo_says_why():
+    first, why, *_ = findings(make_results({**PAPER, "Target-SFT": 36.0}, wrong_teacher=True))
+    assert first.startswith("Target-SFT loses to KD 1.0")
+    assert "sure of wrong products" in why
+
+
+def test_a_wrong_teacher_that_does_no_harm_is_not_blamed():
+    assert "wrong products" not in " ".join(findings(make_results(PAPER, wrong_teacher=True)))
+
+
+@pytest.mark.parametrize(("sft", "ties"), [(99.0, True), (80.0, False)])
+def test_greedy_ties_are_said_only_when_they_are_there(sft, ties):
+    greedy = {"SFT": sft, "SFT(p)": 80.0, "KD 0.8": 80.0, "KD 1.0": 80.0, "KD sharpened": 80.0}
+    said = " ".join(findings(make_results(PAPER, greedy)))
+    assert ("what separates them is sampling" in said) == ties
+
+
+def test_limits_are_always_stated_and_a_smoke_test_claims_nothing():
+    results = make_results(PAPER)
+    assert findings(results)[-1] == LIMITS
+    assert findings(replace(results, quick=True)) == [QUICK]
+
+
+def test_several_seeds_spread_over_seeds():
+    results = make_results(PAPER, seeds=3)
+    assert results.line("SFT").standard_error == pytest.approx(0.0)
+    assert make_results(PAPER).line("SFT").standard_error == pytest.approx(0.3)

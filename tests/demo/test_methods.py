@@ -1,0 +1,39 @@
+import pytest
+
+from qsft.demo.methods import METHODS, parse_methods
+
+
+def test_the_defaults_are_those_of_the_issue():
+    labels = [method.label for method in METHODS]
+    assert labels == ["SFT", "SFT(p)", "KD 0.8", "KD 1.0", "KD sharpened", "Target-SFT"]
+    assert [method.label for method in METHODS if method.control] == ["KD sharpened"]
+    assert len({method.slug for method in METHODS}) == len(METHODS)
+
+
+def test_known_methods_keep_their_names_and_others_are_called_as_written():
+    sft, dft, half, fifth = parse_methods(["sft", "dft", "target:eta=0.5", "target:eta=0.2,lr=2e-3"])
+    assert (sft.label, dft.label, half.label) == ("SFT", "SFT(p)", "Target-SFT")
+    assert (fifth.label, fifth.hparams, fifth.learning_rate) == ("target:eta=0.2,lr=2e-3", {"eta": 0.2}, 2e-3)
+
+
+def test_words_stay_words():
+    (method,) = parse_methods(["target:tail=ghost"])
+    assert method.hparams == {"tail": "ghost"}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("targt", "did you mean|Did you mean"),
+        ("target:etta=1", "hyper-parameter 'etta'"),
+        ("target:eta", "not key=value"),
+    ],
+)
+def test_a_wrong_word_is_explained(word, message):
+    with pytest.raises(ValueError, match=message):
+        parse_methods([word])
+
+
+def test_naming_a_method_twice_is_refused():
+    with pytest.raises(ValueError, match="twice"):
+        parse_methods(["sft", "sft"])

@@ -1,0 +1,93 @@
+"""The whole demo through the command line, a few steps of everything."""
+
+import json
+
+import pytest
+
+from qsft.cli import main
+from qsft.demo.models import base_path
+from qsft.demo.settings import Settings
+from qsft.demo.store import is_intact
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """One store for the module: the second run finds what the first one kept."""
+    directory = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QSFT_HOME", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def out(home, tmp_path_factory):
+    """The results of a quick run of four methods over two seeds."""
+    directory = tmp_path_factory.mktemp("out")
+    words = [
+        "demo",
+        "--quick",
+        "--seeds",
+        "2",
+        "--out",
+        str(directory),
+        "--targets",
+        "sft",
+        "dft",
+        "kd",
+        "target",
+        "cft",
+    ]
+    assert main(words) == 0
+    return directory
+
+
+def test_results_hold_every_model(out):
+    results = json.loads((out / "results.json").read_text())
+    labels = ["base", "teacher", "SFT", "SFT(p)", "KD 1.0", "Target-SFT", "cft"]
+    assert [line["label"] for line in results["table"]] == labels
+    assert [seed["seed"] for seed in results["seeds"]] == [0, 1]
+    for seed in results["seeds"]:
+        assert set(seed["models"]) == set(labels)
+        assert all(len(model["scores"]) == 8 for model in seed["models"].values())
+    assert "smoke test" in results["findings"][0]
+
+
+def test_the_page_holds_the_tables_and_asks_for_nothing(out):
+    page = (out / "index.html").read_text()
+    for words in ("Target-SFT", "First error of a sampled solution", "token by token", "What to run next"):
+        assert words in page
+    assert 'src="http' not in page
+    assert 'class="plot"' in page
+
+
+def test_models_can_be_loaded_by_anybody(out):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    directory = out / "seed-0" / "target-eta0.5"
+    tokenizer, model = AutoTokenizer.from_pretrained(directory), AutoModelForCausalLM.from_pretrained(directory)
+    ids = tokenizer("<bos> 7 +5 *3 -8 ?", return_tensors="pt")
+    assert model.generate(**ids, max_new_tokens=3, do_sample=False).shape == (1, 9)
+
+
+def test_a_second_run_keeps_base_and_teacher_and_a_damaged_base_is_made_again(out, home, capsys):
+    words = ["demo", "--quick", "--out", str(out), "--targets", "sft"]
+    assert main(words) == 0
+    assert "kept from an earlier run" in capsys.readouterr().out
+    base = base_path(Settings().quick())
+    (base / "config.json").write_text("{}")
+    assert main(words) == 0
+    assert "is damaged: made again" in " ".join(capsys.readouterr().out.split())
+    assert is_intact(base)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--noise", "1.5"], "from 0 to 1"),
+        (["--targets", "targt"], "there is no target 'targt'"),
+        (["--seeds", "0"], "1 or more"),
+    ],
+)
+def test_bad_input_is_explained(words, message, capsys):
+    assert main(["demo", "--quick", *words]) == 2
+    assert message in capsys.readouterr().err

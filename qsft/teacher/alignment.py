@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qsft.losses.head import base_causal_lm
 from qsft.targets.view import TopK
-from qsft.teacher.capture import label_states, log_probs
+from qsft.teacher.capture import label_states, logit_tiles
 from qsft.teacher.format import TeacherCache, label_positions
 
 SHIFTS = (-1, 0, 1)
@@ -63,14 +63,15 @@ def _states(model: nn.Module, input_ids: np.ndarray) -> Tensor:
     """The state that predicts token t at place t−1, for every token but the first."""
     device = base_causal_lm(model).get_input_embeddings().weight.device
     tokens = torch.from_numpy(input_ids.astype(np.int64))[None].to(device)
-    return label_states(model, tokens, tokens, None, None)[0]
+    return label_states(model, tokens, tokens)[0]
 
 
 @torch.no_grad()
 def _compare(model: nn.Module, states: Tensor, cached: TopK) -> tuple[Tensor, Tensor]:
     """Per row the KL, with everything outside the slots as one more outcome, and whether the top-1 is the same."""
     kls, same = [], []
-    for rows, logps in log_probs(model, states):
+    for rows, tile in logit_tiles(model, states):
+        logps = tile.log_softmax(dim=-1)
         slots = cached[rows].to(logps.device, torch.float64)
         live = logps.double().gather(-1, slots.ids)
         mass, live_mass = slots.logps.exp(), torch.where(slots.live, live.exp(), 0.0)

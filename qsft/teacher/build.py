@@ -21,20 +21,19 @@ from torch import nn
 from qsft.losses.head import base_causal_lm
 from qsft.teacher.capture import teacher_rows
 from qsft.teacher.encoding import row_bytes
-from qsft.teacher.format import IGNORED, TeacherCache
+from qsft.teacher.format import TeacherCache
 from qsft.teacher.identity import (
     VOCABULARY,
     Identity,
+    Vocabulary,
     check_settings,
-    describe_tokenizer,
     refuse_other_teacher,
     refuse_other_tokenizer,
     settings_differ,
     shared_evidence,
-    vocabulary_of,
 )
 from qsft.teacher.manifest import FILE, create_manifest, recover_manifest, refresh_manifest
-from qsft.teacher.plan import Plan, plan_capture
+from qsft.teacher.plan import Plan, pad_documents, plan_capture
 from qsft.teacher.progress import CaptureProgress
 from qsft.teacher.publish import NoSpace, make_directory, probe, publish
 from qsft.teacher.shard import Shard, published
@@ -81,21 +80,22 @@ def build_cache(
     plan = plan_capture(dataset, batch_tokens)
     source = TeacherSource(teacher, dtype=dtype, revision=revision, device=device, model_kwargs=model_kwargs)
     settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k} | source.asked_dtype
+    vocabulary = Vocabulary.of(tokenizer)
     make_directory(path)
-    cache = _open_matching(path, source, tokenizer, settings)
+    cache = _open_matching(path, source, vocabulary, settings)
     missing = plan.missing(cache)
     if missing.any():
         probe(path)
-        source.refuse_other_tokenizer(tokenizer)
+        source.refuse_other_tokenizer(vocabulary)
         model = source.load()
-        identity = _claim(path, source, model, tokenizer, settings)
+        identity = _claim(path, source, model, vocabulary, settings)
         Capture(model, identity, path, plan, missing).run(shard_bytes, progress)
         _wait_for_others(path, {plan.keys[i] for i in np.flatnonzero(missing)}, patience)
-    return _finished(path, tokenizer)
+    return _finished(path, vocabulary)
 
 
 def _open_matching(
-    path: Path, source: TeacherSource, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any]
+    path: Path, source: TeacherSource, vocabulary: Vocabulary, settings: dict[str, Any]
 ) -> TeacherCache | None:
     """The cache that is there already, if this capture may continue it."""
     if not (path / FILE).is_file() and not published(path):
@@ -104,8 +104,7 @@ def _open_matching(
     cache = TeacherCache(path)
     identity = cache.manifest.identity
     settings_differ(identity, path, **settings | {"k": min(settings["k"], identity.vocab_size)})
-    if identity.tokenizer["digest"] != describe_tokenizer(tokenizer)["digest"]:
-        cache.check_student(tokenizer)
+    refuse_other_tokenizer(path, identity, vocabulary, "the tokenizer of the data")
     if shared_evidence(identity.teacher, source.describe()) is None:
         source.load()  # names alone do not tell: a model object and its files have different ones
     refuse_other_teacher(identity.teacher, source.describe(), path)
@@ -113,26 +112,25 @@ def _open_matching(
 
 
 def _claim(
-    path: Path, source: TeacherSource, model: nn.Module, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any]
+    path: Path, source: TeacherSource, model: nn.Module, vocabulary: Vocabulary, settings: dict[str, Any]
 ) -> Identity:
     """The identity under which this capture writes: its own in a new directory, else the one that is there."""
     vocab_size = base_causal_lm(model).get_output_embeddings().weight.shape[0]
     given = {"vocab_size": vocab_size, "dtype": dtype_name(next(model.parameters()).dtype)}
     settings = settings | given | {"k": min(settings["k"], vocab_size)}
-    own = Identity(teacher=source.describe(), tokenizer=describe_tokenizer(tokenizer), **settings)
+    own = Identity(teacher=source.describe(), tokenizer=vocabulary.about, **settings)
     identity = create_manifest(path, own).identity
     settings_differ(identity, path, **settings)
     refuse_other_teacher(identity.teacher, own.teacher, path)
-    if identity.tokenizer["digest"] != own.tokenizer["digest"]:
-        refuse_other_tokenizer((path / VOCABULARY).read_bytes(), vocabulary_of(tokenizer), "the tokenizer of the data")
-    _keep_vocabulary(path, tokenizer)
+    refuse_other_tokenizer(path, identity, vocabulary, "the tokenizer of the data")
+    _keep_vocabulary(path, vocabulary)
     return identity
 
 
-def _keep_vocabulary(path: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
+def _keep_vocabulary(path: Path, vocabulary: Vocabulary) -> None:
     """Put the tokens themselves beside their digest, so that an error can name the first that differs."""
     if not (path / VOCABULARY).is_file():
-        publish(path / VOCABULARY, vocabulary_of(tokenizer))
+        publish(path / VOCABULARY, vocabulary.content)
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,9 @@ class Capture:
         """One batch through the teacher, a document per row: positions count from its first token."""
         tokens = [self.plan.tokens(place) for place in batch]
         device = base_causal_lm(self.model).get_input_embeddings().weight.device
-        rows = teacher_rows(self.model, **{name: t.to(device) for name, t in _pad(tokens).items()}, k=self.identity.k)
+        rows = teacher_rows(
+            self.model, **{name: t.to(device) for name, t in pad_documents(tokens).items()}, k=self.identity.k
+        )
         keys, counts = [self.plan.keys[place] for place in batch], self.plan.labels[batch].tolist()
         return Computed(rows, keys, tokens, counts, self.missing[batch].tolist())
 
@@ -190,17 +190,6 @@ class Capture:
         if self.identity.top_p is None:
             raise NoSpace(f"{words}. Free some space, choose another directory, or use encoding='compact' or top_p.")
         print(f"{words}, which may do: top_p keeps fewer slots than k.", file=sys.stderr)
-
-
-def _pad(documents: list[np.ndarray]) -> dict[str, torch.Tensor]:
-    """Documents [2,T] as one batch, padded on the right."""
-    width = max(document.shape[1] for document in documents)
-    batch = torch.zeros(3, len(documents), width, dtype=torch.long)
-    batch[1] = IGNORED
-    for row, document in enumerate(documents):
-        batch[:2, row, : document.shape[1]] = torch.from_numpy(document.astype(np.int64))
-        batch[2, row, : document.shape[1]] = 1
-    return {"input_ids": batch[0], "labels": batch[1], "attention_mask": batch[2]}
 
 
 def _wait_for_others(path: Path, outstanding: set[bytes], patience: float) -> None:
@@ -222,11 +211,11 @@ def _wait_for_others(path: Path, outstanding: set[bytes], patience: float) -> No
         time.sleep(POLL_SECONDS)
 
 
-def _finished(path: Path, tokenizer: "PreTrainedTokenizerBase") -> TeacherCache:
+def _finished(path: Path, vocabulary: Vocabulary) -> TeacherCache:
     """The cache, with its manifest brought up to date by the first process."""
     if _rank()[0] == 0:
         refresh_manifest(path)
-        _keep_vocabulary(path, tokenizer)
+        _keep_vocabulary(path, vocabulary)
     return TeacherCache(path)
 
 

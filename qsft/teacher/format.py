@@ -7,7 +7,6 @@ Row t describes the distribution of token t given the tokens before t, for every
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import torch
 
 from qsft.targets.view import TopK
 from qsft.teacher.encoding import Rows
-from qsft.teacher.identity import VOCABULARY, refuse_other_tokenizer, vocabulary_of
+from qsft.teacher.identity import Vocabulary, refuse_other_tokenizer
 from qsft.teacher.manifest import check_listed, read_manifest
 from qsft.teacher.shard import Shard, damaged, published
 
@@ -137,7 +136,9 @@ class TeacherCache:
         `vocab_size` is the number of rows of the student's head.
         """
         if tokenizer is not None:
-            refuse_other_tokenizer(self._vocabulary, vocabulary_of(tokenizer), "the student's tokenizer")
+            refuse_other_tokenizer(
+                self.path, self.manifest.identity, Vocabulary.of(tokenizer), "the student's tokenizer"
+            )
         tokens = self.manifest.identity.tokenizer["tokens"]
         if vocab_size is not None and vocab_size < tokens:
             raise ValueError(
@@ -154,11 +155,6 @@ class TeacherCache:
     def samples(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """The few (input_ids, labels) that the shards keep whole, to check against a teacher."""
         return [document for shard in self.shards for document in shard.sample()]
-
-    @cached_property
-    def _vocabulary(self) -> bytes:
-        path = self.path / VOCABULARY
-        return path.read_bytes() if path.is_file() else b""
 
     def _open(self, path: Path) -> Shard:
         shard = Shard(path)

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qsft.teacher.encoding import ENCODINGS, Codec
 from qsft.teacher.publish import digest
@@ -109,40 +110,43 @@ def refuse_other_teacher(cached: dict[str, Any], given: dict[str, Any], path: Pa
         )
 
 
-def vocabulary_of(tokenizer: "PreTrainedTokenizerBase") -> bytes:
-    """The tokenizer's tokens by id as JSON (null where an id has none): the bytes whose digest pins it."""
-    by_id = {index: token for token, index in tokenizer.get_vocab().items()}
-    tokens = [by_id.get(index) for index in range(max(by_id) + 1)]
-    return json.dumps(tokens, ensure_ascii=False, indent=0).encode(errors="surrogatepass")
+class Vocabulary(NamedTuple):
+    """A tokenizer's tokens by id as JSON (null where an id has none), and what the manifest says about it."""
+
+    content: bytes
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
+        """The vocabulary of a tokenizer; the digest of its bytes pins it, the chat template is told only."""
+        by_id = {index: token for token, index in tokenizer.get_vocab().items()}
+        tokens = [by_id.get(index) for index in range(max(by_id) + 1)]
+        content = json.dumps(tokens, ensure_ascii=False, indent=0).encode(errors="surrogatepass")
+        template = getattr(tokenizer, "chat_template", None)
+        template_digest = digest(json.dumps(template).encode()) if template else None
+        return cls(content, {"digest": digest(content), "tokens": len(tokens), "chat_template": template_digest})
 
 
-def describe_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """What the manifest says about a tokenizer."""
-    template = getattr(tokenizer, "chat_template", None)
-    return {
-        "digest": digest(vocabulary_of(tokenizer)),
-        "tokens": max(tokenizer.get_vocab().values()) + 1,
-        "chat_template": digest(json.dumps(template).encode()) if template else None,
-    }
-
-
-def refuse_other_tokenizer(cached: bytes, given: bytes, whose: str) -> None:
-    """ValueError that names the first token in which two vocabularies differ."""
-    if cached == given:
+def refuse_other_tokenizer(directory: Path, identity: Identity, given: Vocabulary, whose: str) -> None:
+    """ValueError that names the first token in which `given` differs from the cache's tokenizer."""
+    if identity.tokenizer.get("digest") == given.about["digest"]:
         return
-    ours, theirs = _tokens(cached), json.loads(given)
-    for index in range(max(len(ours), len(theirs))):
-        pair = [tokens[index] if index < len(tokens) else None for tokens in (ours, theirs)]
+    known = directory / VOCABULARY
+    difference = first_difference(known.read_bytes() if known.is_file() else b"", given.content)
+    raise ValueError(
+        f"{whose} is not the one the teacher cache {directory} was made with: {difference} here. Teacher rows speak in "
+        "token ids: use a student that shares the teacher's tokenizer, or build another cache in a new directory."
+    )
+
+
+def first_difference(known: bytes, given: bytes) -> str:
+    """The first id that two vocabularies give different tokens, in words: "id 7 is 'a', and 'b'"."""
+    ours, theirs = _tokens(known), _tokens(given)
+    for index, pair in enumerate(zip_longest(ours, theirs)):
         if pair[0] != pair[1]:
             there, here = ("no token" if token is None else repr(token) for token in pair)
-            raise ValueError(
-                f"{whose} is not the one the teacher cache was made with: id {index} is {there} in the cache "
-                f"and {here} here. Teacher rows speak in token ids: use a student that shares the teacher's tokenizer, "
-                "or build a cache with this one in a new directory."
-            )
-    raise ValueError(
-        f"{whose} is not the one the teacher cache was made with, and the cache's {VOCABULARY} is damaged."
-    )
+            return f"id {index} is {there} there and {here}"
+    return "their digests differ, no token does"
 
 
 def describe_files(directory: Path) -> list[dict[str, Any]]:
@@ -171,7 +175,7 @@ def _block_starts(size: int) -> Iterator[int]:
 
 
 def _tokens(content: bytes) -> list[str | None]:
-    """The cache's vocabulary; empty when its file cannot be read."""
+    """The tokens of a vocabulary file; none when it is damaged."""
     try:
         tokens = json.loads(content)
     except ValueError:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from qsft.teacher.format import IGNORED, TeacherCache, document_key, label_positions, numpy_documents
 
@@ -82,3 +84,14 @@ def plan_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
         batches.append(order[start : start + size])
         start += size
     return batches
+
+
+def pad_documents(documents: list[np.ndarray]) -> dict[str, Tensor]:
+    """Documents [2,T] as one batch, padded on the right."""
+    width = max(document.shape[1] for document in documents)
+    batch = torch.zeros(3, len(documents), width, dtype=torch.long)
+    batch[1] = IGNORED
+    for row, document in enumerate(documents):
+        batch[:2, row, : document.shape[1]] = torch.from_numpy(document.astype(np.int64))
+        batch[2, row, : document.shape[1]] = 1
+    return {"input_ids": batch[0], "labels": batch[1], "attention_mask": batch[2]}

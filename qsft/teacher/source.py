@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,11 +10,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 
-from qsft.teacher.identity import describe_files, refuse_other_tokenizer, vocabulary_of
+from qsft.teacher.identity import Vocabulary, describe_files, first_difference
 from qsft.teacher.publish import digest
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SAMPLED_VALUES = 64
 
@@ -63,7 +60,7 @@ class TeacherSource:
                 self._model.to(self._device or default_device())
         return self._model.eval()
 
-    def refuse_other_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def refuse_other_tokenizer(self, vocabulary: Vocabulary) -> None:
         """ValueError when the teacher comes with a tokenizer that is not the one of the data."""
         if self._given:
             return
@@ -71,7 +68,13 @@ class TeacherSource:
             own = AutoTokenizer.from_pretrained(self.name, revision=self._revision)
         except (OSError, ValueError, KeyError):
             return  # a directory of weights alone has nothing to compare
-        refuse_other_tokenizer(vocabulary_of(own), vocabulary_of(tokenizer), "the tokenizer of the data")
+        content = Vocabulary.of(own).content
+        if content != vocabulary.content:
+            raise ValueError(
+                f"the tokenizer of the data is not the one of the teacher {self.name}: "
+                f"{first_difference(content, vocabulary.content)} here. Teacher rows speak in token ids: tokenise the "
+                "data with the teacher's tokenizer, or choose a teacher that shares the student's."
+            )
 
     def _commit(self) -> str | None:
         return getattr(AutoConfig.from_pretrained(self.name, revision=self._revision), "_commit_hash", None)

@@ -134,11 +134,11 @@ def test_a_student_with_another_tokenizer_is_refused_by_its_first_differing_toke
     from tokenizers import Tokenizer
 
     renamed = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(other)))
-    with pytest.raises(ValueError, match=f"id {words['other']} is 'w9' in the cache and 'other' here"):
+    with pytest.raises(ValueError, match=f"id {words['other']} is 'w9' there and 'other' here"):
         cache.check_student(renamed)
     longer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tiny_tokenizer.backend_tokenizer.to_str()))
     longer.add_tokens(["<new>"])
-    with pytest.raises(ValueError, match="id 320 is no token in the cache and '<new>' here"):
+    with pytest.raises(ValueError, match="id 320 is no token there and '<new>' here"):
         cache.check_student(longer)
 
 

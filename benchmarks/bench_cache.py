@@ -1,0 +1,230 @@
+"""The teacher cache: what a capture costs beside a bare forward, how fast and how small the cache is.
+
+A capture (planning, top-k, encoding, writing) and bare forwards of the same teacher on the same batches take turns; the
+share is a ratio of medians. The data set's documents are half prompt. Sizes and lookups are compared with the same
+tensors as columns of a `datasets` data set.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Array2D, Dataset, Features, Sequence, Value, load_from_disk
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.measure import print_table, write_json
+from qsft.teacher.build import build_cache
+from qsft.teacher.capture import label_states, logit_tiles
+from qsft.teacher.encoding import ENCODINGS, Rows, canonical, truncate
+from qsft.teacher.format import TeacherCache, document_key
+from qsft.teacher.identity import Identity
+from qsft.teacher.manifest import create_manifest
+from qsft.teacher.plan import Plan, pad_documents, plan_capture
+from qsft.teacher.shard import Draft, Facts
+from qsft.teacher.writer import encoding_kl
+
+K, VOCABULARY = 64, 151_936
+SIZES_GB = (1e6, 1e8, 1e9)
+
+
+def teacher() -> Qwen2ForCausalLM:
+    """A random Qwen2 with the real vocabulary, small elsewhere: head and top-k weigh more than in a large teacher."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=2, tie_word_embeddings=True, initializer_range=0.08,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(config).eval()
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models
+
+    words = {f"t{i}": i for i in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")))
+
+
+def documents(count: int, longest: int) -> list[dict[str, list[int]]]:
+    """Random documents of longest/2 to `longest` tokens, the first half of each a prompt."""
+    rng = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        ids = rng.integers(0, VOCABULARY, int(rng.integers(longest // 2, longest))).tolist()
+        made.append({"input_ids": ids, "labels": [-100] * (len(ids) // 2) + ids[len(ids) // 2 :]})
+    return made
+
+
+@torch.no_grad()
+def bare_forward(model: Qwen2ForCausalLM, plan: Plan) -> None:
+    """The teacher's own forward: logits of all positions."""
+    for batch in plan.batches:
+        inputs = pad_documents([plan.tokens(place) for place in batch])
+        model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False)
+
+
+@torch.no_grad()
+def label_forward(model: Qwen2ForCausalLM, plan: Plan) -> None:
+    """The least a capture must do: the backbone, and the head on label positions alone."""
+    for batch in plan.batches:
+        for _ in logit_tiles(model, label_states(model, **pad_documents([plan.tokens(place) for place in batch]))[0]):
+            pass
+
+
+def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, float]]:
+    """Label tokens per second of captures and bare forwards, taking turns."""
+    data, model, words = documents(count, longest), teacher(), tokenizer()
+    plan, tokens = plan_capture(data, 2048), sum(len(d["labels"]) - len(d["labels"]) // 2 for d in data)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def capture(encoding: str, number: list[int] = [0]) -> None:  # noqa: B006
+            number[0] += 1
+            path = Path(folder, str(number[0]))
+            build_cache(data, model, path, tokenizer=words, k=K, encoding=encoding, batch_tokens=2048, progress=False)
+
+        calls: dict[str, Callable[[], None]] = {
+            "bare forward (all logits)": lambda: bare_forward(model, plan),
+            "bare forward (labels' logits)": lambda: label_forward(model, plan),
+            "capture, exact": lambda: capture("exact"),
+            "capture, compact": lambda: capture("compact"),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(rounds + 1):
+            for name, call in calls.items():
+                start = time.perf_counter()
+                call()
+                if turn:  # the first round warms up
+                    seconds[name].append(time.perf_counter() - start)
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    bare, least = list(median.values())[:2]
+    return {
+        name: {"label tokens/s": tokens / time_, "share of bare forward": bare / time_, "share of least": least / time_}
+        for name, time_ in median.items()
+    }
+
+
+def lifelike_rows(n: int) -> Rows:
+    """Top-64 rows of distributions from nearly certain to nearly flat, over the real vocabulary."""
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((n, VOCABULARY), dtype=np.float32) * rng.uniform(1, 4, (n, 1)).astype(np.float32)
+    z[np.arange(n)[:, None], rng.integers(0, VOCABULARY, (n, 6))] += 8 + rng.exponential(5, (n, 6)).astype(np.float32)
+    z -= z.max(axis=1, keepdims=True)
+    z -= np.log(np.exp(z).sum(axis=1, keepdims=True))
+    ids = np.argpartition(-z, K, axis=1)[:, :K]
+    return canonical(Rows(ids.astype(np.int32), np.take_along_axis(z, ids, 1), z[:, 0]))
+
+
+def encodings(rows: Rows) -> dict[str, dict[str, float]]:
+    """Bytes per label token, KL against the exact rows and gigabytes for a number of label tokens."""
+    table = {}
+    for name, kind in ENCODINGS.items():
+        for top_p in (None, 0.99):
+            kept, codec = truncate(rows, top_p, 1), kind(K, VOCABULARY)
+            payload, n = codec.encode(kept), len(rows.label_logp)
+            decoded = codec.decode(np.frombuffer(payload, np.uint8), n)
+            size = len(payload) / n
+            table[name + (f", top_p={top_p}" if top_p else "")] = {
+                "mean k": float((kept.logps > -np.inf).sum() / n),
+                "bytes/label token": size,
+                "KL": f"{encoding_kl(kept.logps, decoded.logps).mean():.1e}",
+                **{f"GB for {tokens:,.0f} tokens": tokens * size / 1e9 for tokens in SIZES_GB},
+            }
+    return table
+
+
+def lookups(rows: Rows, count: int, length: int) -> dict[str, dict[str, float]]:
+    """Documents per second of random lookups, the time to open, and bytes; against `datasets` columns."""
+    rng, table = np.random.default_rng(0), {}
+    keys = [document_key([i, *range(length)], [-100, *range(length)]) for i in range(count)]
+    picks = [Rows(*(column[rng.integers(0, len(rows.ids), length)] for column in rows)) for _ in range(8)]
+    order = rng.permutation(count)
+    with tempfile.TemporaryDirectory() as folder:
+        for encoding in ENCODINGS:
+            path = Path(folder, encoding)
+            write_cache(path, encoding, keys, picks)
+            opened, cache = timed(lambda path=path: TeacherCache(path))
+            seconds, _ = timed(lambda cache=cache: [cache.lookup_arrays(keys[i]) for i in order])
+            table[encoding] = speed(opened, seconds, count, length, path)
+        path = Path(folder, "columns")
+        write_columns(path, count, picks)
+        opened, columns = timed(lambda: load_from_disk(path).with_format("numpy"))
+        seconds, _ = timed(lambda: [columns[int(i)] for i in order])
+        table["datasets columns"] = speed(opened, seconds, count, length, path)
+    return table
+
+
+def opening(count: int) -> dict[str, dict[str, float]]:
+    """Milliseconds to open a cache of `count` documents of one label token, and to look for all of them."""
+    rows = Rows(np.arange(K)[None].astype(np.int32), -np.arange(1, K + 1, dtype=np.float32)[None], -np.ones(1))
+    data = [{"input_ids": [i, 1], "labels": [-100, 1]} for i in range(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        write_cache(Path(folder), "compact", [document_key(**d) for d in data], [rows])
+        opened, cache = timed(lambda: TeacherCache(folder))
+        searched, missing = timed(lambda: cache.missing(data))
+        assert not missing
+    return {f"{count:,} documents": {"open, ms": opened * 1e3, "pre-flight, s": searched}}
+
+
+def write_cache(path: Path, encoding: str, keys: list[bytes], picks: list[Rows]) -> None:
+    path.mkdir(exist_ok=True)
+    identity = Identity({"name": "none"}, {"tokens": VOCABULARY}, VOCABULARY, K, encoding, None, 1, "float32")
+    manifest = create_manifest(path, identity)
+    payloads = [manifest.identity.codec.encode(rows) for rows in picks]
+    tokens, length = np.zeros((2, 2), np.int32), len(picks[0].label_logp)
+    draft = Draft()
+    for i, key in enumerate(keys):
+        payload = payloads[i % len(payloads)]
+        draft.add(key, length, payload, tokens, Facts(1, length, len(payload), length * K))
+    draft.publish(path, identity.json())
+
+
+def write_columns(path: Path, count: int, picks: list[Rows]) -> None:
+    """The same tensors as users store them: ids int32, log-probs float32 (a data set has no ragged float16)."""
+    length = len(picks[0].label_logp)
+    grid = {"ids": Array2D((length, K), "int32"), "logps": Array2D((length, K), "float32")}
+    features = Features(**grid, label_logp=Sequence(Value("float32")))
+    columns = {name: [getattr(picks[i % len(picks)], name) for i in range(count)] for name in features}
+    Dataset.from_dict(columns, features=features).save_to_disk(path)
+
+
+def speed(opened: float, seconds: float, count: int, length: int, path: Path) -> dict[str, float]:
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return {
+        "open, ms": opened * 1e3,
+        "lookups/s": count / seconds,
+        "label tokens/s": count * length / seconds,
+        "bytes/label token, all files": size / count / length,
+    }
+
+
+def timed(call: Callable[[], object]) -> tuple[float, object]:
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="benchmarks/results/cache.json")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--documents", type=int, default=12, help="documents of the capture")
+    parser.add_argument("--longest", type=int, default=192, help="tokens of the longest document")
+    args = parser.parse_args(argv)
+    rows = lifelike_rows(400)
+    results = {
+        "capture": capture_share(args.rounds, args.documents, args.longest),
+        "encodings": encodings(rows),
+        "lookups": lookups(rows, count=300, length=400),
+        "opening": opening(100_000),
+    }
+    for title, table in results.items():
+        print_table(title, table)
+    write_json(args.out, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -42,6 +42,8 @@ def register(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL|RECIPE", help="directory, hub id, recipe file or recipe name")
     parser.add_argument("--tasks", help="math, medical, names, or JSONL files, comma-separated (default: math)")
     parser.add_argument("--protocol", help="a name below (default: the paper's for the kind of task)")
+    # --n is no word for `accelerate launch` and torchrun: they take it for the beginning of an option of theirs.
+    parser.add_argument("--samples", dest="n", type=int, help="the same as --n, which launchers misread")
     for name, (kind, text) in CHANGES.items():
         parser.add_argument(f"--{name}", type=kind, help=text)
     parser.add_argument("--stop", nargs="*", help="strings that end a response")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from qsft.evals.report import Report, Result
 from qsft.evals.store import write_text
 
 BINS = 40
+COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --line: #d0d7de; }
@@ -29,7 +31,8 @@ function draw() {
   const ink = dark.matches ? "#e6edf3" : "#1b1f24", line = dark.matches ? "#30363d" : "#d0d7de";
   for (const [id, figure] of Object.entries(FIGURES)) {
     const clear = "rgba(0,0,0,0)";
-    const layout = {...figure.layout, paper_bgcolor: clear, plot_bgcolor: clear, font: {color: ink}};
+    const layout = {...figure.layout, paper_bgcolor: clear, plot_bgcolor: clear, font: {color: ink}, height: 380,
+                    margin: {t: 30, r: 20}, modebar: {bgcolor: clear, color: line, activecolor: ink}};
     for (const key of Object.keys(layout).filter(key => /^[xy]axis/.test(key)))
       layout[key] = {...layout[key], gridcolor: line, zerolinecolor: line, linecolor: line};
     Plotly.react(id, figure.data, layout, {responsive: true, displaylogo: false});
@@ -55,9 +58,8 @@ def write_page(path: Path, title: str, markdown: str, figures: Mapping[str, Any]
     from plotly.offline import get_plotlyjs
 
     plots = "".join(f'<h2>{escape(name)}</h2><div id="plot{i}"></div>' for i, name in enumerate(figures))
-    # "</" inside a string would end the script element.
-    drawn = [plotly.io.to_json(figure, engine="json").replace("</", r"<\/") for figure in figures.values()]
-    data = ",".join(f'"plot{i}":{figure}' for i, figure in enumerate(drawn))
+    # plotly writes < as a unicode escape, so no name can end the script element.
+    data = ",".join(f'"plot{i}":{plotly.io.to_json(one, engine="json")}' for i, one in enumerate(figures.values()))
     write_text(
         path,
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -68,17 +70,19 @@ def write_page(path: Path, title: str, markdown: str, figures: Mapping[str, Any]
 
 
 def to_html(markdown: str) -> str:
-    """The tables and lists that our own reports write, as HTML."""
-    html, rows = [], [line for line in markdown.splitlines() if line.strip()]
-    for at, line in enumerate(rows):
-        if not line.startswith("|"):
-            html.append(f"<p>{escape(line.removeprefix('- '))}</p>")
-        elif not line.startswith("|---"):
-            heading = at + 1 < len(rows) and rows[at + 1].startswith("|---")
-            tag = "th" if heading else "td"
-            cells = "".join(f"<{tag}>{escape(cell.strip().strip('*'))}</{tag}>" for cell in line.strip("|").split("|"))
-            html.append(f"{'</table><table>' if heading else ''}<tr>{cells}</tr>")
-    return "<table>" + "".join(html) + "</table>"
+    """The tables, lines and lists that our own reports write, as HTML."""
+    blocks = groupby(filter(str.strip, markdown.splitlines()), key=lambda line: line.startswith("|"))
+    return "".join(_table(list(lines)) if table else "".join(map(_paragraph, lines)) for table, lines in blocks)
+
+
+def _paragraph(line: str) -> str:
+    return f"<p>{escape(line.removeprefix('- '))}</p>"
+
+
+def _table(lines: Sequence[str]) -> str:
+    heading, _, *rows = ([escape(cell.strip().strip("*")) for cell in line.split("|")[1:-1]] for line in lines)
+    cells = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return "<table><tr>" + "".join(f"<th>{cell}</th>" for cell in heading) + f"</tr>{cells}</table>"
 
 
 def accuracy_figure(tasks: Mapping[str, Any]) -> Any:
@@ -109,14 +113,14 @@ def length_figure(results: Sequence[Result]) -> Any:
     longest = max(generation.tokens for one in results for generation in one.generations)
     edges = np.linspace(0, longest, BINS + 1)
     traces = []
-    for one in results:
+    for one, color in zip(results, cycle(COLORS)):
         tokens = np.array([generation.tokens for generation in one.generations])
         right = np.array([bool(grade) for grade in one.grades])
         for name, mask in (("right", right), ("wrong", ~right)):
             if mask.any():
                 share = 100 * np.histogram(tokens[mask], edges)[0] / mask.sum()
                 x = ((edges[:-1] + edges[1:]) / 2).round(1).tolist()
-                line = {"shape": "hvh", "dash": "solid" if name == "right" else "dot"}
+                line = {"shape": "hvh", "dash": "solid" if name == "right" else "dot", "color": color}
                 traces.append(go.Scatter(x=x, y=share.round(3).tolist(), name=f"{one.task}, {name}", line=line))
     axes = {"xaxis": {"title": "tokens"}, "yaxis": {"title": "% of responses"}}
     return go.Figure(traces, go.Layout(**axes, template="none"))
@@ -130,5 +134,6 @@ def pass_figure(tasks: Mapping[str, Any]) -> Any:
         go.Scatter(x=list(map(int, task["pass_at"])), y=[100 * v for v in task["pass_at"].values()], name=name)
         for name, task in tasks.items()
     ]
-    axes = {"xaxis": {"title": "k", "type": "log"}, "yaxis": {"title": "pass@k, %"}}
+    ks = sorted({int(k) for task in tasks.values() for k in task["pass_at"]})
+    axes = {"xaxis": {"title": "k", "type": "log", "tickvals": ks}, "yaxis": {"title": "pass@k, %"}}
     return go.Figure(traces, go.Layout(**axes, template="none"))

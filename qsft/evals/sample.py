@@ -74,9 +74,9 @@ class Sampler:
             if len(rows) < 2:
                 raise
         torch.cuda.empty_cache()
-        self.batch_size = (len(rows) + 1) // 2
-        for start in range(0, len(rows), self.batch_size):
-            yield from self._batch(rows[start : start + self.batch_size])
+        half = self.batch_size = (len(rows) + 1) // 2
+        yield from self._batch(rows[:half])
+        yield from self._batch(rows[half:])
 
     # Not inference_mode: a generator must not leave it switched on in its caller between two responses.
     def _decode(self, rows: Sequence[Row]) -> Iterator[Generation]:

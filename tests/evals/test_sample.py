@@ -10,9 +10,8 @@ from qsft.evals.sample import Sampler
 
 
 def requests(n=6, documents=12):
-    return [
-        Request(f"{a}", s, f"{a % 10} + {a * 3 % 10} =" + " 1 +" * (a % 3)) for a in range(documents) for s in range(n)
-    ]
+    asked = [f"{a % 10} + {a * 3 % 10} =" + " 1 +" * (a % 3) for a in range(documents)]
+    return [Request(str(a), sample, prompt) for a, prompt in enumerate(asked) for sample in range(n)]
 
 
 def drawn(sampler, wanted):
@@ -40,7 +39,6 @@ def test_samples_follow_the_models_distribution(sum_model, sum_tokenizer):
     counts = torch.zeros(len(expected))
     for generation in generations:
         counts[sum_tokenizer.convert_tokens_to_ids(generation.text) if generation.text else 1] += 1
-    counts[1] += counts[0] * 0
     likely = expected > 0.01
     error = (expected * (1 - expected) / 4000).sqrt()
     assert ((counts / 4000 - expected).abs() < 5 * error)[likely].all()
@@ -54,7 +52,6 @@ def test_batching_and_order_do_not_change_samples(sum_model, sum_tokenizer, how)
     assert len(together) == len(wanted)
     for size in (1, 5, 64):
         assert drawn(Sampler(sum_model, sum_tokenizer, sampling, batch_size=size), wanted[::-1]) == together
-    assert drawn(Sampler(sum_model, sum_tokenizer, sampling), wanted[7:9]) == dict(list(together.items())[7:9]) or True
     half = drawn(Sampler(sum_model, sum_tokenizer, sampling), wanted[30:])
     assert half == {key: together[key] for key in half}
 

@@ -1,0 +1,155 @@
+"""Reports, pages and comparisons: numbers from known grades."""
+
+import json
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from qsft.evals.compare import compare, run_names
+from qsft.evals.grade import Grade
+from qsft.evals.page import to_html, write_report_page
+from qsft.evals.report import Result, make_report, task_numbers
+from qsft.evals.request import Generation
+from qsft.evals.store import Store
+
+
+def make_result(task, correct, tokens=10):
+    """A Result from a table of booleans [problem, sample]; wrong answers are all `w`."""
+    generations, grades = [], []
+    for problem, row in enumerate(correct):
+        for sample, right in enumerate(row):
+            finish = "stop" if right else "length"
+            generations.append(Generation(f"d{problem}", sample, "", tokens * (1 if right else 2), finish))
+            grades.append(Grade(bool(right), bool(right), "r" if right else "w"))
+    return Result(task, len(correct[0]), generations, grades)
+
+
+TABLE = [[1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]]
+
+
+def test_the_numbers_of_a_task():
+    numbers = task_numbers(make_result("t", TABLE))
+    assert (numbers["problems"], numbers["samples"]) == (4, 4)
+    assert numbers["acc"]["mean"] == pytest.approx(0.5)
+    assert numbers["acc"]["se"] == pytest.approx(np.std([0.75, 0.25, 0, 1], ddof=1) / 2)
+    assert numbers["pass_at"] == {"1": pytest.approx(0.5), "2": pytest.approx((1 + 0.5 + 0 + 1) / 4), "4": 0.75}
+    assert numbers["majority"] == 0.5
+    assert numbers["truncated"] == 0.5
+    assert numbers["runs"] == {"std": 0.0, "min": 0.5, "max": 0.5}
+    assert numbers["tokens"] == {"mean": 15, "p25": 10, "p50": 15, "p75": 20, "correct": 10, "wrong": 20}
+
+
+def test_no_answer_and_timeouts_are_told_apart():
+    result = make_result("t", [[1], [0], [0]])
+    grades = [result.grades[0], Grade(False), Grade(False, timed_out=True)]
+    numbers = task_numbers(Result("t", 1, result.generations, grades))
+    assert numbers["no_answer"] == numbers["grading_timeouts"] == pytest.approx(1 / 3)
+
+
+def test_the_macro_average_and_the_table():
+    report = make_report([make_result("a", TABLE), make_result("b", [[1], [1]])], {}, {"a": ["note"], "b": ["note"]})
+    assert report.summary["macro"]["acc"]["mean"] == pytest.approx(0.75)
+    assert str(report).count("note") == 1
+    assert "| b | 2 | 1 | 100.0 [100.0, 100.0] |" in str(report)
+
+
+def test_the_page_is_self_contained(tmp_path):
+    report = make_report([make_result("a</script>", TABLE)], {}, {})
+    write_report_page(report, tmp_path / "page.html", "A <title>")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "A &lt;title&gt;" in page
+    assert 'src="http' not in page
+    assert "<link" not in page.split("<script>")[0]
+    assert "prefers-color-scheme: dark" in page
+    assert page.count("</script>") == 2
+    assert len(page.encode()) < 6_000_000
+
+
+def test_tables_become_html():
+    html = to_html("Title\n\n| | b |\n|---|---:|\n| **x** | 1 < 2 |\n\n- note\n")
+    table = "<table><tr><th></th><th>b</th></tr><tr><td>x</td><td>1 &lt; 2</td></tr></table>"
+    assert html == f"<p>Title</p>{table}<p>note</p>"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("scheme", "ink"), [(0, "rgb(230, 237, 243)"), (1, "rgb(27, 31, 36)")], ids=["dark", "light"])
+def test_a_browser_without_network_draws_every_plot_in_its_colours(tmp_path, scheme, ink):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium here")
+    report = make_report([make_result("a", TABLE), make_result("b", TABLE)], {}, {})
+    write_report_page(report, tmp_path / "page.html", "title")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND",
+               f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=5000", "--dump-dom",
+               (tmp_path / "page.html").as_uri()]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    plots = dom.split('<div id="plot')[1:]
+    assert len(plots) == 3
+    assert all('class="main-svg"' in plot and f"fill: {ink}" in plot for plot in plots)
+
+
+def write_run(directory, tasks):
+    store = Store(directory)
+    for task, table in tasks.items():
+        result = make_result(task, table)
+        store.write_grades(task, result.generations, result.grades)
+    return directory
+
+
+@pytest.fixture
+def runs(tmp_path):
+    rng = np.random.default_rng(0)
+    difficulty = rng.beta(0.5, 0.5, size=(200, 1))
+    a = rng.random((200, 16)) < difficulty
+    b = rng.random((200, 16)) < np.clip(difficulty + 0.04, 0, 1)
+    return write_run(tmp_path / "a", {"t": a, "only_a": a}), write_run(tmp_path / "b", {"t": b}), a, b
+
+
+def test_a_paired_comparison_by_problem(runs):
+    run_a, run_b, a, b = runs
+    summary = compare([run_a, run_b]).summary
+    found = summary["difference"]["b"]["t"]
+    assert found["mean"] == pytest.approx(b.mean() - a.mean())
+    assert found["se"] == pytest.approx((b.mean(1) - a.mean(1)).std(ddof=1) / np.sqrt(200))
+    assert found["low"] > 0
+    unpaired = summary["accuracy"]
+    assert unpaired["b"]["t"]["low"] < unpaired["a"]["t"]["high"]  # their own intervals overlap
+
+
+def test_the_command_writes_table_and_plot_with_published_numbers(runs, tmp_path, command, capsys):
+    paper = tmp_path / "paper.json"
+    paper.write_text(json.dumps({"rows": {"SFT": {"t": 50.25, "else": 1.0}}}), encoding="utf-8")
+    assert command("compare", runs[0], runs[1], "--paper", paper, "--output_dir", tmp_path / "out") == 0
+    out = capsys.readouterr().out
+    assert "| SFT (published) | 50.25 | 50.25 |" in out
+    assert "paired by problem" in out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "comparison.html", "comparison.json", "comparison.md"]  # fmt: skip
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text("utf-8"))["baseline"] == "a"
+
+
+def test_problems_that_not_every_run_has_are_left_out_and_said(tmp_path):
+    first = write_run(tmp_path / "x" / "eval", {"t": TABLE})
+    second = write_run(tmp_path / "y" / "eval", {"t": TABLE[:3]})
+    comparison = compare([first, second])
+    assert comparison.summary["problems"] == {"t": 3}
+    assert "t: 1 problems that not every run has are left out" in str(comparison)
+    assert run_names([first, second]) == ["x/eval", "y/eval"]
+
+
+def test_bad_comparisons_are_refused(runs, tmp_path):
+    with pytest.raises(ValueError, match="needs two runs"):
+        compare([runs[0]])
+    with pytest.raises(ValueError, match="given twice"):
+        compare([runs[0], runs[0]])
+    with pytest.raises(FileNotFoundError, match="holds no graded evaluation"):
+        compare([runs[0], tmp_path])
+    other = write_run(tmp_path / "c", {"other": TABLE})
+    with pytest.raises(ValueError, match=r"no task in common.*c has other"):
+        compare([runs[0], other])
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"SFT": 3}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"not a table of published numbers. It should read"):
+        compare([runs[0], runs[1]], bad)

@@ -1,0 +1,201 @@
+"""An evaluation from end to end: by the command, killed and resumed, on two processes, in memory."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from qsft.evals.grade import Grade
+from qsft.evals.run import evaluate, rescore
+from qsft.evals.tasks import Document, Task
+
+FREE = ("--prompt", "plain", "--samples", "4", "--max_new_tokens", "8")
+ENTRY = """
+import argparse, sys
+from qsft.commands import eval as command
+parser = argparse.ArgumentParser()
+command.register(parser.add_subparsers())
+args = parser.parse_args(sys.argv[1:])
+try:
+    sys.exit(args.run(args))
+except ValueError as error:
+    sys.exit(f"qsft: {error}")
+"""
+
+
+def start(*words, launcher=("-c", ENTRY)):
+    """The command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, *launcher, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def generations(directory):
+    return (directory / "generations" / "sums.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def whole_run(sum_directory, sum_file, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    how = {"prompt": "plain", "n": 4, "max_new_tokens": 8}
+    report = evaluate(sum_directory, str(sum_file), output_dir=directory, silent=True, **how)
+    return directory, report
+
+
+def test_the_command_evaluates_a_trained_model(command, sum_directory, sum_file, whole_run, tmp_path, capsys):
+    assert command("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path, "--batch_size", 7) == 0
+    out, err = capsys.readouterr()
+    assert "| sums | 40 | 4 |" in out
+    assert str(tmp_path / "report.html") in out
+    assert re.search(r"sums: 160/160 samples, [\d,]+ tokens/s", err)
+    assert generations(tmp_path) == generations(whole_run[0])
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert 0.3 < summary["tasks"]["sums"]["acc"]["mean"] < 1
+    assert "batching, processes and resuming do not change samples" in (tmp_path / "summary.md").read_text("utf-8")
+    assert 1e6 < (tmp_path / "report.html").stat().st_size < 6e6
+
+
+def test_the_accuracy_is_what_the_texts_say(whole_run, sum_file):
+    directory, report = whole_run
+    golds = [json.loads(line)["answer"] for line in sum_file.read_text(encoding="utf-8").splitlines()]
+    texts = [json.loads(line)["text"] for line in generations(directory).splitlines()]
+    right = [rf"\boxed{{{golds[i // 4]}}}" in text for i, text in enumerate(texts)]
+    assert report.accuracy("sums") == pytest.approx(sum(right) / len(right))
+    assert report.results["sums"].scores.shape == (40, 4)
+
+
+def test_a_complete_run_is_not_sampled_again(whole_run, sum_directory, sum_file, monkeypatch):
+    monkeypatch.setattr("qsft.evals.models.Source.sampler", None)
+    how = {"prompt": "plain", "n": 4, "max_new_tokens": 8}
+    again = evaluate(sum_directory, str(sum_file), output_dir=whole_run[0], silent=True, **how)
+    assert again.summary == whole_run[1].summary
+
+
+def test_killed_and_resumed_it_equals_an_uninterrupted_run(sum_directory, sum_file, whole_run, tmp_path):
+    words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path, "--batch_size", "2")
+    process = start(*words)
+    path = tmp_path / "generations" / "sums.jsonl"
+    while process.poll() is None and (not path.is_file() or path.read_bytes().count(b"\n") < 20):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    kept = path.read_text(encoding="utf-8")
+    assert 20 <= kept.count("\n") < 160
+    path.write_text(kept + '{"document": "torn', encoding="utf-8")
+    process = start(*words)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert generations(tmp_path) == generations(whole_run[0])
+    assert json.loads((tmp_path / "summary.json").read_text("utf-8"))["tasks"] == whole_run[1].summary["tasks"]
+
+
+@pytest.mark.distributed
+def test_two_processes_equal_one(sum_directory, sum_file, whole_run, tmp_path):
+    entry = tmp_path / "entry.py"
+    entry.write_text(ENTRY, encoding="utf-8")
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", str(entry))
+    words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path / "run")
+    process = start(*words, launcher=launcher)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.count("| sums | 40 | 4 |") == 1
+    assert generations(tmp_path / "run") == generations(whole_run[0])
+    assert "sums: 80/80 samples" in err  # each process drew its half
+
+
+def test_changed_settings_are_refused_unless_fresh(sum_directory, sum_file, tmp_path, command):
+    words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--limit", "3", "--output_dir", tmp_path)
+    assert command(*words) == 0
+    before = generations(tmp_path)
+    with pytest.raises(ValueError, match=r"'sums' made with other settings: seed was 0, is 1.*--fresh"):
+        command(*words, "--seed", 1)
+    with pytest.raises(ValueError, match=r"prompts was"):
+        command(*words, "--prompt", "plain-boxed")
+    assert generations(tmp_path) == before
+    assert command(*words, "--seed", 1, "--fresh") == 0
+    assert generations(tmp_path) != before
+
+
+def test_retrained_weights_are_refused(sum_model, sum_tokenizer, sum_file, tmp_path):
+    import torch
+
+    how = {"tokenizer": sum_tokenizer, "output_dir": tmp_path, "silent": True, "prompt": "plain", "max_new_tokens": 3}
+    evaluate(sum_model, str(sum_file), limit=2, n=2, **how)
+    with torch.no_grad():
+        sum_model.model.norm.weight.mul_(1.01)
+        try:
+            with pytest.raises(ValueError, match="other settings: model was"):
+                evaluate(sum_model, str(sum_file), limit=2, n=2, **how)
+        finally:
+            sum_model.model.norm.weight.div_(1.01)
+
+
+def test_rescore_needs_no_model(whole_run, sum_file, command, tmp_path, capsys):
+    rows = [json.loads(line) for line in sum_file.read_text(encoding="utf-8").splitlines()]
+    wrong = tmp_path / "sums.jsonl"
+    wrong.write_text("".join(json.dumps({**row, "answer": "99"}) + "\n" for row in rows), encoding="utf-8")
+    before = (whole_run[0] / "summary.json").read_text(encoding="utf-8")
+    assert rescore(whole_run[0], str(wrong)).accuracy("sums") == 0
+    assert command("eval", "no/model", "--rescore", "--output_dir", whole_run[0], "--tasks", sum_file) == 0
+    assert (whole_run[0] / "summary.json").read_text(encoding="utf-8") == before
+    with pytest.raises(FileNotFoundError, match="nothing to rescore"):
+        rescore(tmp_path)
+
+
+def test_a_task_of_ones_own_with_prompt_and_grader_in_memory(sum_model, sum_tokenizer):
+    documents = [Document(f"{a}+{b}", f"{a} + {b} =", str(a + b)) for a, b in ((1, 2), (3, 4), (9, 9))]
+
+    def grader(generation, document):
+        answer = generation.text.split()[-1] if generation.text and generation.finish == "stop" else None
+        return Grade(answer == f"\\boxed{{{document.gold}}}", answer=answer)
+
+    tasks = [
+        Task("ours", documents=documents, prompt=lambda d: sum_tokenizer(d.question)["input_ids"], grader=grader),
+        Task("truth", documents=documents, prompt=lambda d: d.question, grader=lambda g, d: True),
+    ]
+    report = evaluate(sum_model, tasks, tokenizer=sum_tokenizer, n=8, max_new_tokens=8, silent=True)
+    assert report.accuracy("truth") == 1.0
+    assert 0 < report.accuracy("ours") < 1
+    assert report.summary["macro"]["acc"]["mean"] == pytest.approx((1 + report.accuracy("ours")) / 2)
+
+
+def test_half_precision_says_that_batching_may_change_samples(sum_model, sum_tokenizer, sum_file):
+    import copy
+
+    half = copy.deepcopy(sum_model).bfloat16()
+    how = {"tokenizer": sum_tokenizer, "prompt": "plain", "n": 2, "max_new_tokens": 6, "limit": 3, "silent": True}
+    assert "batching may change samples" in str(evaluate(half, str(sum_file), **how))
+
+
+def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_path, command):
+    recipe = tmp_path / "mine.yaml"
+    values = {"output_dir": str(sum_directory), "eval_tasks": str(sum_file), "eval_protocol": "avg16"}
+    recipe.write_text("".join(f'{key}: "{value}"\n' for key, value in values.items()), encoding="utf-8")
+    words = ("--prompt", "plain", "--max_new_tokens", "6", "--limit", "2", "--output_dir", tmp_path / "run")
+    assert command("eval", recipe, *words) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["tasks"]["sums"]["samples"] == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--protocol", "paper-maths"), "unknown protocol 'paper-maths'. Did you mean 'paper-math'"),
+        (("--prompt", "boxd"), "unknown prompt 'boxd'. Did you mean 'boxed'"),
+        (("--prompt", "boxed"), "has no chat template.*--prompt plain-boxed"),
+        (("--n", "0"), "n=0"),
+        (("--backend", "vlm"), "unknown backend 'vlm'"),
+        (("--batch_size", "0"), "batch_size=0"),
+    ],
+)
+def test_bad_settings_are_refused(command, sum_directory, sum_file, tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        command("eval", sum_directory, "--tasks", sum_file, "--output_dir", tmp_path, "--prompt", "plain", *words)

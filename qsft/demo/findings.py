@@ -52,8 +52,8 @@ def _about_target_sft(results: Results) -> Iterator[str]:
 def _against(results: Results, ours: str, other: str) -> str:
     gain = results.gain(ours, other)
     a, b = results.line(ours).average, results.line(other).average
-    spread = f"95 % from {gain.low:+.1f} to {gain.high:+.1f}"
-    figures = f"{a:.1f} % against {b:.1f} %, difference {gain.mean:+.1f} points ({spread})"
+    spread = f"95 % from {_points(gain.low)} to {_points(gain.high)}"
+    figures = f"{a:.1f} % against {b:.1f} %, difference {_points(gain.mean)} points ({spread})"
     if gain.mean > TIE:
         return f"{ours} beats {other}: {figures}."
     if gain.mean >= -TIE:
@@ -68,7 +68,7 @@ def _why_sft(results: Results, ours: str, sft: str) -> str:
 
 def _about_greedy(results: Results) -> Iterator[str]:
     """Whether what separates the methods is how they sample."""
-    lines = [results.line(method.label) for method in results.methods]
+    lines = [results.line(method.label) for method in results.methods if not method.control]
     good = [line for line in lines if line.greedy >= max(line.greedy for line in lines) - TIE]
     worst = min(good, key=lambda line: line.average)
     best = max(good, key=lambda line: line.average)
@@ -77,6 +77,10 @@ def _about_greedy(results: Results) -> Iterator[str]:
             f"At temperature 0 {_names(good)} tie within {TIE:g} points ({worst.label} {worst.greedy:.1f} %, "
             f"{best.label} {best.greedy:.1f} %): what separates them is sampling."
         )
+
+
+def _points(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}"  # + 0.0: no minus before a zero
 
 
 def _names(lines: list[Line]) -> str:

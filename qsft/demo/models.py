@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -83,9 +84,8 @@ def _make(
         return path
     if path.exists():
         phases.skip(name, f"what was kept in {path} is damaged: made again")
-    with phases.phase(name, phase.steps, "steps") as advance:
-        scratch = path.with_name(f".{path.name}-trainer")
-        store.keep(path, ingredients, lambda directory: save(train(advance, scratch), directory))
+    with phases.phase(name, phase.steps, "steps") as advance, TemporaryDirectory() as scratch:
+        store.keep(path, ingredients, lambda directory: save(train(advance, Path(scratch)), directory))
     return path
 
 

@@ -27,10 +27,10 @@ def report(results: Results, out: Path, console: Console) -> None:
         console.print("\naccuracy.png was left out: it needs matplotlib (pip install 'qsft[demo]').", markup=False)
     console.print("\n[bold]Written[/bold]")
     for path in written:
-        console.print(f"  {path}", highlight=False)
+        console.print(f"  {path}", highlight=False, soft_wrap=True)
     console.print("\n[bold]What to run next[/bold]")
     for command, what in commands:
-        console.print(f"  {command}\n      [dim]{what}[/dim]", highlight=False)
+        console.print(f"  {command}\n      [dim]{what}[/dim]", highlight=False, soft_wrap=True)
 
 
 def write_json(record: dict[str, object], path: Path) -> Path:

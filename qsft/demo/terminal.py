@@ -28,13 +28,13 @@ def show(results: Results, findings: list[str], console: Console) -> None:
 
 def as_table(sheet: Sheet) -> RenderableType:
     """A table of words for the terminal, its note below."""
-    table = Table(title=sheet.title, title_justify="left", title_style="bold")
+    table = Table()
     for column in sheet.columns:
         table.add_column(column, justify="left" if column in (sheet.columns[0], "") else "right")
     for row in sheet.rows:
         style = "bold" if row[0] == sheet.strong else STYLES.get(row[-1].split(" ")[0], "")
         table.add_row(*map(Text, row), style=style)
-    return Group(table, Text(sheet.note, style="dim"))
+    return Group(Text(sheet.title, style="bold"), table, Text(sheet.note, style="dim"))
 
 
 def bars(results: Results) -> RenderableType:

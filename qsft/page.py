@@ -102,7 +102,11 @@ def figure(fig: "Figure", caption: str, *, height: int = 360, table: str = "") -
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
     """An HTML table; cells are escaped, numbers are aligned right, a narrow screen scrolls it sideways."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    numeric = [bool(rows) and _is_number(value) for value in (rows[0] if rows else columns)]
+    head = "".join(
+        f'<th scope="col"{" class=number" if right else ""}>{escape(column)}</th>'
+        for column, right in zip(columns, numeric)
+    )
     lines = ["".join(_cell(value, first=i == 0) for i, value in enumerate(row)) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
@@ -148,6 +152,10 @@ def _inert(text: str) -> str:
 
 
 def _cell(value: object, first: bool) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is_number(value):
         return f'<td class="number">{escape(f"{value:,}" if isinstance(value, int) else f"{value:.4g}")}</td>'
     return f'<th scope="row">{escape(value)}</th>' if first else f"<td>{escape(value)}</td>"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -105,9 +105,7 @@ def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and s
         + f'<h2>The words behind it</h2><div class="grid">{_words(data, "rescue")}{_words(data, "filter")}</div>'
     )
     lede = f"{data['label_tokens']:,} label tokens of {data['documents']:,} documents, before training."
-    return page(
-        title, body, lede=lede, style=".words li { margin: 0.35rem 0; } .words { padding-left: 1.1rem; margin: 0; }"
-    )
+    return page(title, body, lede=lede, style=_STYLE)
 
 
 _HEAT_CAPTION = (

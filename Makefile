@@ -39,7 +39,7 @@ lint: $(VENV)/.installed-dev  ## ruff: style and format
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.installed-dev  ## mypy: strict where the maths is
-	$(BIN)/mypy qsft
+	$(BIN)/mypy
 
 layers: $(VENV)/.installed-dev  ## import-linter: rooms depend downward only
 	$(BIN)/lint-imports --config setup.cfg
@@ -53,7 +53,7 @@ notebook: $(VENV)/.installed-notebook  ## run notebooks/quickstart.ipynb from to
 	$(BIN)/python -m nbconvert --to notebook --execute --output-dir $(VENV)/notebook notebooks/quickstart.ipynb
 
 docs: $(VENV)/.installed-test  ## write the generated parts of the README anew
-	$(BIN)/python -m qsft.docs README.md
+	$(BIN)/python tests/readme.py --write
 
 dist: $(VENV)/.installed-dev  ## build, check and try the wheel in a clean environment
 	rm -rf dist build

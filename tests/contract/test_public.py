@@ -1,0 +1,88 @@
+"""The public names, the cost of importing them, and the front door of the command line."""
+
+import subprocess
+import sys
+
+import pytest
+
+import qsft
+from qsft.cli import COMMANDS, build_parser, main
+
+DESIGNED = (
+    "TargetSFTTrainer, TargetSFTConfig, TeacherCollator, TeacherCache, build_cache, Target, TARGETS, make_target, "
+    "TokenView, TopK, target_loss, fused_target_loss, induced_target, evaluate, grade"
+).split(", ")
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", qsft.__all__)
+def test_every_public_name_resolves_and_is_documented(name):
+    value = getattr(qsft, name)
+    if callable(value):
+        assert value.__doc__
+
+
+def test_the_designed_names_are_public():
+    assert set(DESIGNED) <= set(qsft.__all__) <= set(dir(qsft))
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(AttributeError, match="TargetSFTTrainer"):
+        qsft.TargetTrainer
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import qsft",
+        "from qsft.cli import build_parser; build_parser()",
+        "from qsft.cli import main; main([])",
+    ],
+)
+def test_importing_and_help_are_free(statement):
+    """Neither torch nor any other heavy library is imported before a command runs."""
+    heavy = "('torch', 'transformers', 'trl', 'datasets', 'numpy', 'plotly')"
+    code = f"import sys\n{statement}\nprint([m for m in {heavy} if m in sys.modules])"
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip().endswith("[]"), result.stdout
+
+
+def test_without_arguments_it_says_what_it_is_and_what_to_type_first(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "qsft demo" in out
+    for command in COMMANDS:
+        assert command in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_line_of_help_and_examples(command, capsys):
+    parsers = next(action for action in build_parser()._actions if hasattr(action, "choices") and action.choices)
+    parser = parsers.choices[command]
+    help_lines = {action.dest: action.help for action in parsers._choices_actions}
+    assert help_lines[command]
+    text = parser.format_help()
+    assert "example" in text.lower()
+    assert f"qsft {command}" in text
+
+
+def test_a_wrong_input_is_a_message_and_exit_code_2(capsys):
+    assert main(["targets", "gemm"]) == 2
+    err = capsys.readouterr().err
+    assert "Did you mean 'gem'" in err
+    assert "Traceback" not in err
+
+
+def test_unknown_arguments_are_refused(capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["targets", "--nonsense"])
+    assert error.value.code == 2
+
+
+def test_version():
+    result = run("from qsft.cli import main; main(['--version'])")
+    assert qsft.__version__ in result.stdout

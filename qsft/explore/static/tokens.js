@@ -155,3 +155,6 @@ if (hasTeacher) {
   buttons("filter", { all: `all ${data.label_tokens.toLocaleString("en")}`, ...Object.fromEntries(kinds) }, "kind", repaint);
 } else document.getElementById("filter").remove();
 repaint();
+// A link to one token: page.html#token-12.
+const linked = /^#token-(\d+)$/.exec(location.hash);
+if (linked) show(elements[Number(linked[1])]);

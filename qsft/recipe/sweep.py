@@ -1,0 +1,138 @@
+"""Several trainings of one recipe, an evaluation of each, one comparison: the paper's main table as one command.
+
+Every run is a process of its own, started as a user would start it, so nothing of one run can leak into the next.
+All of them read the recipe's one teacher cache. `sweep.json` says how far each run is; a killed sweep continues.
+"""
+
+import inspect
+import itertools
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qsft.recipe.values import loose
+from qsft.targets.checks import did_you_mean
+from qsft.targets.zoo import TARGETS, make_target
+
+
+@dataclass(frozen=True)
+class Run:
+    """One point of the grid."""
+
+    target: str
+    hparams: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The run's directory: the target and what is special about it."""
+        return "-".join([self.target, *(f"{key}{value}" for key, value in self.hparams.items())])
+
+    @property
+    def words(self) -> list[str]:
+        """The overrides that make the recipe this run."""
+        inner = itertools.chain.from_iterable((f"--target_kwargs.{k}", str(v)) for k, v in self.hparams.items())
+        return ["--target", self.target, *inner]
+
+
+def expand_grid(words: Sequence[str]) -> list[Run]:
+    """The runs of `target=sft,target eta=0.2,0.5`; a hyper-parameter is varied for the targets that take it.
+
+    >>> [run.name for run in expand_grid(["target=sft,target", "eta=0.2,0.5"])]
+    ['sft', 'target-eta0.2', 'target-eta0.5']
+    """
+    axes = dict(_axis(word) for word in words)
+    targets = [str(name) for name in axes.pop("target", ["target"])]
+    runs = [run for target in targets for run in _points(target, axes)]
+    for name in axes:
+        if not any(name in run.hparams for run in runs):
+            known = {key for target in targets for key in inspect.signature(TARGETS[target]).parameters}
+            raise ValueError(
+                f"none of the targets {', '.join(targets)} has a hyper-parameter {name!r}.{did_you_mean(name, known)}"
+            )
+    return runs
+
+
+def _axis(word: str) -> tuple[str, list[Any]]:
+    name, equals, values = word.partition("=")
+    if not equals or not values:
+        raise ValueError(f"--grid {word!r} is not `name=value,value`, such as target=sft,dft or eta=0.2,0.5.")
+    return name, [loose(value) for value in values.split(",")]
+
+
+def _points(target: str, axes: dict[str, list[Any]]) -> Iterator[Run]:
+    make_target(target)  # an unknown name is refused before anything runs
+    names = [name for name in axes if name in inspect.signature(TARGETS[target]).parameters]
+    for values in itertools.product(*(axes[name] for name in names)):
+        hparams = dict(zip(names, values, strict=True))
+        make_target(target, **hparams)
+        yield Run(target, hparams)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A recipe, the runs of its grid and where they go."""
+
+    recipe: str
+    runs: list[Run]
+    directory: Path
+    train_words: list[str]
+    eval_words: list[str]
+
+    def commands(self, run: Run) -> dict[str, list[str]]:
+        """What is started for a run, in order."""
+        output = self.directory / run.name
+        qsft = [sys.executable, "-m", "qsft"]
+        train = [*qsft, "train", self.recipe, *run.words, "--output_dir", str(output), *self.train_words]
+        if any(output.glob("checkpoint-*")):
+            train += ["--resume_from_checkpoint", "last"]
+        return {"train": train, "eval": [*qsft, "eval", str(output), *self.eval_words]}
+
+    def plan(self) -> str:
+        """The runs and what is left to do for each."""
+        done = self.state()
+        lines = [f"{len(self.runs)} runs of {self.recipe} in {self.directory}, one teacher cache:"]
+        for run in self.runs:
+            left = [step for step in ("train", "eval") if step not in done.get(run.name, [])]
+            lines.append(f"  {run.name:32} {' then '.join(left) or 'done'}")
+        return "\n".join(lines)
+
+    def state(self) -> dict[str, list[str]]:
+        """The finished steps of each run."""
+        file = self.directory / "sweep.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    def execute(self) -> Path:
+        """Run what is not done yet, then compare all runs with the first; the comparison's page."""
+        for number, run in enumerate(self.runs, 1):
+            for step, command in self.commands(run).items():
+                if step not in self.state().get(run.name, []):
+                    print(f"\n[{number}/{len(self.runs)}] {run.name}: {step}\n{shlex.join(command[1:])}", flush=True)
+                    self._start(run, step, command)
+        return self.compare()
+
+    def compare(self) -> Path:
+        """Write the comparison of the runs' evaluations and print it."""
+        from qsft.evals.compare import compare
+
+        comparison = compare([self.directory / run.name / "eval" for run in self.runs])
+        page = comparison.write(self.directory / "comparison")
+        print(f"\n{comparison}\n{page}")
+        return page
+
+    def _start(self, run: Run, step: str, command: list[str]) -> None:
+        if subprocess.run(command, check=False).returncode != 0:
+            raise ValueError(
+                f"the sweep stopped: {step} of {run.name} failed (its message stands above). What is finished is kept; "
+                "the same command continues."
+            )
+        state = self.state()
+        state.setdefault(run.name, []).append(step)
+        temporary = self.directory / "sweep.json.tmp"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(state, indent=1), encoding="utf-8")
+        temporary.replace(self.directory / "sweep.json")

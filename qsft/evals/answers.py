@@ -180,7 +180,7 @@ def _parse(text: str) -> list[Any]:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     configs = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-    return parse(text, configs, parsing_timeout=None)
+    return list(parse(text, configs, parsing_timeout=None))
 
 
 def _number(answer: str) -> float | None:

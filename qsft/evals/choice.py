@@ -24,7 +24,7 @@ def by_box(response: str, options: Options) -> str | None:
             return chosen
     for pattern, flags in ((_SAID, re.IGNORECASE), (_LONE, re.MULTILINE)):
         if said := re.findall(pattern.format(letters=letters), response, flags):
-            return said[-1].upper()
+            return str(said[-1]).upper()
     lines = [line for line in response.splitlines() if line.strip()]
     return _option_named(lines[-1], options) if lines else None
 
@@ -33,7 +33,7 @@ def by_last_letter(response: str, options: Options) -> str:
     """The last option letter that stands alone anywhere; without one, the option most like the response's end."""
     alone = re.findall(rf"(?<![a-zA-Z])([{''.join(options)}])(?![a-zA-Z])", response)
     if alone:
-        return alone[-1]
+        return str(alone[-1])
     end = response[-500:].casefold()
     return max(options, key=lambda letter: SequenceMatcher(None, options[letter].casefold(), end).ratio())
 

@@ -54,7 +54,8 @@ class Batch:
         self.positions = positions.to(device)[spread, -1]
         ahead = torch.ones(len(self.rows), int(self.limits.max()), dtype=torch.long, device=device)
         self.mask, self.width = torch.cat([mask.to(device)[spread], ahead], dim=1), width
-        return out.logits[:, -1][spread]
+        logits: Tensor = out.logits
+        return logits[:, -1][spread]
 
     def write(self, tokens: Int[Tensor, " B"], step: int) -> Bool[Tensor, " B"]:
         """Append a token to every row; true where the row ended with it."""
@@ -92,7 +93,8 @@ class Batch:
             past_key_values=self.cache,
             logits_to_keep=1,
         )
-        return out.logits[:, -1]
+        logits: Tensor = out.logits
+        return logits[:, -1]
 
     def finish(self, index: int) -> Generation:
         """The response of a row that ended, by its place in the batch."""

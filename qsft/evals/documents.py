@@ -129,7 +129,7 @@ def _gold(row: Mapping[str, Any], task: Task, place: str) -> Any:
         if not gold or any(not str(one).strip() for one in gold):
             raise ValueError(f"{place}: the list of gold answers is empty or holds an empty one.")
         return str(gold[0]) if len(gold) == 1 else [str(one) for one in gold]
-    return _boxed_in(gold, place) if gold is row.get("solution") else gold
+    return _boxed_in(str(gold), place) if gold is row.get("solution") else gold
 
 
 def _boxed_in(solution: str, place: str) -> str:

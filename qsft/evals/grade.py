@@ -19,7 +19,7 @@ from typing import Any
 
 Gold = str | int | float | list[str] | tuple[str, ...]
 
-TIME_LIMIT = 5.0  # seconds for one answer
+TIME_LIMIT = 5.0  # seconds of CPU for one answer
 START_LIMIT = 120.0  # seconds for a judge to import sympy on a busy machine
 
 
@@ -109,8 +109,8 @@ class _Judge:
         try:
             self.process.stdin.write(json.dumps(case).encode() + b"\n")
             self.process.stdin.flush()
-            # The judge stops itself at the limit; the margin is for what cannot be interrupted inside Python.
-            answer = self._line(self.time_limit + 1.0)
+            # The judge stops itself after that much CPU; it is killed when it cannot, or gets no CPU at all.
+            answer = self._line(5 * self.time_limit + 5)
         except BrokenPipeError:  # the memory limit ended it between two cases
             answer = b""
         if not answer:

@@ -1,6 +1,7 @@
 """The grading process: one JSON line in, one Grade as a JSON line out (started by grade.Judges).
 
-Each answer has a time limit and the process a memory limit, for `9^{9^{9^9}}` must not take the machine with it.
+Each answer has a time limit and the process a memory limit, for `9^{9^{9^9}}` must not take the machine with it. The
+limit is CPU time: a busy machine must not grade otherwise than an idle one.
 """
 
 import json
@@ -35,7 +36,7 @@ def judge(case: dict[str, Any]) -> Grade:
 
 def judge_in_time(case: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The grade as a record; a case that takes too long or too much memory is wrong and timed out."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return to_record(judge(case))
     except (OutOfTime, MemoryError, RecursionError, OverflowError):
@@ -43,7 +44,7 @@ def judge_in_time(case: dict[str, Any], seconds: float) -> dict[str, Any]:
     except ValueError as error:
         return {"error": str(error)}
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _out_of_time(*_: object) -> None:
@@ -54,7 +55,7 @@ def main() -> None:
     """Grade lines of stdin until it closes."""
     seconds = float(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    signal.signal(signal.SIGALRM, _out_of_time)
+    signal.signal(signal.SIGPROF, _out_of_time)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.disable(logging.WARNING)  # math-verify warns about every answer it cannot parse
     import math_verify  # noqa: F401  (paid once, before the first answer's time runs)

@@ -88,8 +88,9 @@ class Source:
         return Sampler(self._engine, self._tokenizer(), sampling, batch_size=self.batch_size)
 
     def _load(self) -> PreTrainedModel:
-        model = AutoModelForCausalLM.from_pretrained(str(self.model), dtype=self._dtype_name())
-        return model.to(self._device())
+        model: Any = AutoModelForCausalLM.from_pretrained(str(self.model), dtype=self._dtype_name())
+        model.to(self._device())
+        return model  # type: ignore[no-any-return]
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:

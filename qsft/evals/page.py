@@ -33,7 +33,7 @@ function draw() {
     const clear = "rgba(0,0,0,0)";
     const layout = {...figure.layout, paper_bgcolor: clear, plot_bgcolor: clear, font: {color: ink}, height: 380,
                     margin: {t: 30, r: 20}, modebar: {bgcolor: clear, color: line, activecolor: ink}};
-    for (const key of Object.keys(layout).filter(key => /^[xy]axis/.test(key)))
+    for (const key of ["xaxis", "yaxis"])
       layout[key] = {...layout[key], gridcolor: line, zerolinecolor: line, linecolor: line};
     Plotly.react(id, figure.data, layout, {responsive: true, displaylogo: false});
   }

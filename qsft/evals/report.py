@@ -91,7 +91,8 @@ def token_numbers(tokens: np.ndarray, correct: np.ndarray) -> dict[str, float | 
 
 def _per_problem(result: Result, name: str) -> stats.Scores:
     lenient = [grade.lenient or grade.correct for grade in result.grades]
-    return (result.matrix(lenient) if name == "acc_lenient" else result.scores).mean(axis=1)
+    scores = result.matrix(lenient) if name == "acc_lenient" else result.scores
+    return np.asarray(scores.mean(axis=1))
 
 
 def _ladder(n: int) -> list[int]:

@@ -101,9 +101,9 @@ class Sampler:
             return logits.argmax(-1)
         scores = logits.float() / how.temperature
         if how.top_k:
-            scores = TopKLogitsWarper(how.top_k)(None, scores)  # type: ignore[arg-type]
+            scores = TopKLogitsWarper(how.top_k)(None, scores)
         if how.top_p < 1:
-            scores = TopPLogitsWarper(how.top_p)(None, scores)  # type: ignore[arg-type]
+            scores = TopPLogitsWarper(how.top_p)(None, scores)
         return (scores + gumbel(keys, step, scores.shape[-1])).argmax(-1)
 
     def forward(self, **inputs: Any) -> Any:
@@ -118,4 +118,4 @@ class Sampler:
         length = len(row.prompt) + row.limit
         cache = 2 * config.num_hidden_layers * heads * width * length * self.model.dtype.itemsize
         free = torch.cuda.mem_get_info(self.model.device)[0] // 2 if self.model.device.type == "cuda" else CPU_MEMORY
-        return max(1, min(MOST_ROWS, free // (cache + 48 * config.vocab_size)))
+        return int(max(1, min(MOST_ROWS, free // (cache + 48 * config.vocab_size))))

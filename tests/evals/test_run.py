@@ -81,7 +81,7 @@ def test_a_complete_run_is_not_sampled_again(whole_run, sum_directory, sum_file,
 
 
 def test_killed_and_resumed_it_equals_an_uninterrupted_run(sum_directory, sum_file, whole_run, tmp_path):
-    words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path, "--batch_size", "2")
+    words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path, "--batch_size", "4")
     process = start(*words)
     path = tmp_path / "generations" / "sums.jsonl"
     while process.poll() is None and (not path.is_file() or path.read_bytes().count(b"\n") < 20):

@@ -52,8 +52,8 @@ def test_bootstrap_interval_covers_the_truth_as_often_as_it_says():
     for _ in range(trials):
         difficulty = rng.beta(2, 3, size=100)  # mean 0.4
         per_problem = rng.binomial(16, difficulty) / 16
-        estimate = stats.mean_over_problems(per_problem)
-        hits += estimate.low <= truth <= estimate.high
+        low, high = stats.interval(stats.bootstrap(per_problem, resamples=1000))
+        hits += low <= truth <= high
     assert 0.91 <= hits / trials <= 0.98
 
 

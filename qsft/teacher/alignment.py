@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qsft.losses.head import base_causal_lm
 from qsft.targets.view import TopK
-from qsft.teacher.capture import label_states, logit_tiles
+from qsft.teacher.capture import input_device, label_states, logit_tiles
 from qsft.teacher.format import TeacherCache, label_positions
 
 SHIFTS = (-1, 0, 1)
@@ -61,8 +60,7 @@ def aligned(table: Sequence[Agreement], tolerance: float) -> bool:
 @torch.no_grad()
 def _states(model: nn.Module, input_ids: np.ndarray) -> Tensor:
     """The state that predicts token t at place t−1, for every token but the first."""
-    device = base_causal_lm(model).get_input_embeddings().weight.device
-    tokens = torch.from_numpy(input_ids.astype(np.int64))[None].to(device)
+    tokens = torch.from_numpy(input_ids.astype(np.int64))[None].to(input_device(model))
     return label_states(model, tokens, tokens)[0]
 
 

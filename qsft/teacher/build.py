@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from qsft.losses.head import base_causal_lm
-from qsft.teacher.capture import teacher_rows
+from qsft.teacher.capture import input_device, top_rows
 from qsft.teacher.encoding import row_bytes
 from qsft.teacher.format import TeacherCache
 from qsft.teacher.identity import (
@@ -115,7 +115,8 @@ def _claim(
     path: Path, source: TeacherSource, model: nn.Module, vocabulary: Vocabulary, settings: dict[str, Any]
 ) -> Identity:
     """The identity under which this capture writes: its own in a new directory, else the one that is there."""
-    vocab_size = base_causal_lm(model).get_output_embeddings().weight.shape[0]
+    causal_lm: Any = base_causal_lm(model)
+    vocab_size = causal_lm.get_output_embeddings().weight.shape[0]
     given = {"vocab_size": vocab_size, "dtype": dtype_name(next(model.parameters()).dtype)}
     settings = settings | given | {"k": min(settings["k"], vocab_size)}
     own = Identity(teacher=source.describe(), tokenizer=vocabulary.about, **settings)
@@ -169,10 +170,9 @@ class Capture:
     def _compute(self, batch: np.ndarray) -> Computed:
         """One batch through the teacher, a document per row: positions count from its first token."""
         tokens = [self.plan.tokens(place) for place in batch]
-        device = base_causal_lm(self.model).get_input_embeddings().weight.device
-        rows = teacher_rows(
-            self.model, **{name: t.to(device) for name, t in pad_documents(tokens).items()}, k=self.identity.k
-        )
+        device = input_device(self.model)
+        inputs = {name: tensor.to(device) for name, tensor in pad_documents(tokens).items()}
+        rows = top_rows(self.model, self.identity.k, **inputs)
         keys, counts = [self.plan.keys[place] for place in batch], self.plan.labels[batch].tolist()
         return Computed(rows, keys, tokens, counts, self.missing[batch].tolist())
 

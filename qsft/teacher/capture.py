@@ -1,6 +1,7 @@
 """The teacher's distributions at label positions: backbone, then the head a tile at a time, never all logits."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +16,24 @@ BLOCK = 64  # top_k looks at the maxima of blocks of this many logits first
 
 
 @torch.no_grad()
+def top_rows(model: nn.Module, k: int, **batch: Tensor | None) -> TopK:
+    """The teacher's k likeliest tokens at every label position of `batch` (see `label_states`), row after row.
+
+    Log-probs are float32, normalised over the full vocabulary at temperature 1.
+    """
+    hidden, labels = label_states(model, **batch)
+    columns = zip(*(_best(tile, labels[rows], k) for rows, tile in logit_tiles(model, hidden)))
+    return TopK(*map(torch.cat, columns))
+
+
+@torch.no_grad()
+def full_rows(model: nn.Module, **batch: Tensor | None) -> Full:
+    """The teacher's whole distribution at every label position of `batch`."""
+    hidden, labels = label_states(model, **batch)
+    columns = zip(*(_everything(tile, labels[rows]) for rows, tile in logit_tiles(model, hidden)))
+    return Full(*map(torch.cat, columns))
+
+
 def teacher_rows(
     model: nn.Module,
     input_ids: Int[Tensor, "B T"],
@@ -23,16 +42,9 @@ def teacher_rows(
     position_ids: Int[Tensor, "B T"] | None = None,
     k: int | None = None,
 ) -> TopK | Full:
-    """The teacher at every label position (t ≥ 1, row after row): its top-k, or everything when k is None.
-
-    Log-probs are float32, normalised over the full vocabulary at temperature 1.
-    """
-    hidden, labels = label_states(model, input_ids, labels, attention_mask, position_ids)
-    if k is None:
-        columns = zip(*(_everything(tile, labels[rows]) for rows, tile in logit_tiles(model, hidden)))
-        return Full(*map(torch.cat, columns))
-    columns = zip(*(_best(tile, labels[rows], k) for rows, tile in logit_tiles(model, hidden)))
-    return TopK(*map(torch.cat, columns))
+    """`top_rows`, or `full_rows` when k is None."""
+    batch = {"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask, "position_ids": position_ids}
+    return full_rows(model, **batch) if k is None else top_rows(model, k, **batch)
 
 
 def label_states(
@@ -45,12 +57,18 @@ def label_states(
     """The hidden states that predict a label, and those labels: the state at t−1 predicts token t."""
     optional = {"attention_mask": attention_mask, "position_ids": position_ids}  # not every backbone takes both
     given = {name: value for name, value in optional.items() if value is not None}
-    causal_lm = base_causal_lm(model)
+    causal_lm: Any = base_causal_lm(model)
     states = causal_lm.base_model(input_ids=input_ids, use_cache=False, **given).last_hidden_state[:, :-1]
     keep = labels[:, 1:].to(states.device) != IGNORED
     # With device_map the backbone may end on another device than the head.
     device = causal_lm.get_output_embeddings().weight.device
     return states[keep].to(device), labels[:, 1:].to(states.device)[keep].to(device)
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where a model takes its tokens, also when it is spread over several devices."""
+    causal_lm: Any = base_causal_lm(model)
+    return causal_lm.get_input_embeddings().weight.device
 
 
 def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tuple[slice, Float[Tensor, "n V"]]]:
@@ -75,7 +93,8 @@ def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], I
     n, size = logits.shape
     body = size // BLOCK * BLOCK
     if size < 4 * k * BLOCK:
-        return tuple(logits.topk(k, dim=-1))
+        plain = logits.topk(k, dim=-1)
+        return plain.values, plain.indices
     blocks = logits[:, :body].view(n, -1, BLOCK)
     chosen = blocks.amax(dim=-1).topk(k, dim=-1).indices
     ids = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=logits.device)).view(n, -1)

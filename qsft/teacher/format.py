@@ -65,7 +65,7 @@ class TeacherCache:
         self._shard_of = np.repeat(np.arange(len(counts)), counts)[order]
         self._place_of = np.concatenate([np.arange(count) for count in counts] or [np.zeros(0, int)])[order]
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[type["TeacherCache"], tuple[Path]]:
         return TeacherCache, (self.path,)
 
     def __repr__(self) -> str:

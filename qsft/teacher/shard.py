@@ -94,7 +94,7 @@ class Draft:
         return path
 
     def _tensors(self) -> dict[str, np.ndarray]:
-        index = {
+        index: dict[str, np.ndarray] = {
             "keys": np.frombuffer(b"".join(self.keys), np.uint8).reshape(-1, 16),
             "rows": np.array(self.rows, np.int32),
             "offsets": np.cumsum([0, *map(len, self.payloads)], dtype=np.int64),

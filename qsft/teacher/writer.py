@@ -22,7 +22,7 @@ SHARD_SECONDS = 60.0  # a shard is published at least this often: what a kill co
 class Computed:
     """A batch as the teacher returned it: its rows, and per document the key, tokens, row count, whether to keep it."""
 
-    rows: TopK
+    rows: TopK  # still on the teacher's device
     keys: list[bytes]
     tokens: list[np.ndarray]
     counts: list[int]
@@ -70,7 +70,8 @@ class ShardWriter:
             self._error = self._error or error
 
     def _add(self, batch: Computed) -> None:
-        rows = Rows(*(column.cpu().numpy() for column in (batch.rows.ids, batch.rows.logps, batch.rows.label_logp)))
+        columns = (batch.rows.ids, batch.rows.logps, batch.rows.label_logp)
+        rows = Rows(*(column.cpu().numpy() for column in columns if column is not None))
         refuse_nan(rows)
         ends = np.cumsum(batch.counts)
         for i, (key, tokens, count) in enumerate(zip(batch.keys, batch.tokens, batch.counts)):

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from qsft.data.encode import IGNORE, ROW, Encoder
 from qsft.data.prompts import PROMPTS
 from qsft.data.read import one_of, read_rows, require_columns
-from qsft.data.sources import SOURCES, Source
+from qsft.data.sources import Source, find_source
 
 MANIFEST = "data_manifest.json"
 
@@ -88,11 +88,12 @@ def load_training_data(
     multiple_of  the rows are cut to a multiple of it, so that every optimiser step sees a whole global batch
     rows         the stored rows, when the caller has them already
     """
-    source = SOURCES.get(settings.dataset or "")
+    source = find_source(settings.dataset)
     rows = read_rows(settings.dataset, source, settings) if rows is None else rows
     counts = {"read": len(rows)}
+    choices: dict[str, Any] = {}
     if source is None:
-        rows, choices = rows.add_column(ROW, range(len(rows))), {}
+        rows = rows.add_column(ROW, range(len(rows)))
     else:
         rows, choices = _documents(rows, source, settings, tokenizer, max_length, num_proc, counts)
     rows = _sample(rows, settings, multiple_of, counts)
@@ -169,7 +170,7 @@ def _sample(rows: Dataset, settings: DataSettings, multiple_of: int, counts: dic
 def _origin(settings: DataSettings, source: Source | None) -> dict[str, Any]:
     return {
         "dataset": settings.dataset,
-        "from": settings.data_dir or (source.hub if source else settings.dataset),
+        "from": settings.data_dir or (source.hub if source else "") or settings.dataset,
         "config": settings.dataset_config,
         "split": settings.dataset_split,
         "revision": settings.dataset_revision,

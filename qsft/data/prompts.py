@@ -36,7 +36,11 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str, prompt: Pro
 
     Tokenise it with `add_special_tokens=False`.
     """
-    turns = prompt.turns(question)
+    return render_turns(tokenizer, prompt.turns(question))
+
+
+def render_turns(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]]) -> str:
+    """The text of a conversation up to the first response token, by the tokenizer's template or Llama-3's headers."""
     if tokenizer.chat_template:
         return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     require_llama3(tokenizer)

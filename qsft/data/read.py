@@ -26,7 +26,7 @@ def read_rows(name: str | None, source: Source | None, where: Where) -> Dataset:
     """All rows of the split, as they are stored."""
     if name is None:
         raise ValueError(f"no data set is given. Set `dataset` to {', '.join(SOURCES)}, a hub id or a local path.")
-    place = where.data_dir or (source.hub if source else name)
+    place = where.data_dir or (source.hub if source else "") or name
     if Path(place).exists():
         return _local(Path(place), where.dataset_split)
     if where.data_dir:
@@ -62,7 +62,7 @@ def _hub(place: str, name: str, where: Where) -> Dataset:
 
 def require_columns(rows: Dataset, wanted: Iterable[str], what: str) -> None:
     """Refuse rows that lack a column, naming the columns there are; `a.b` is field b of the struct column a."""
-    found = _columns(rows)
+    found = column_names(rows)
     missing = [column for column in wanted if column not in found]
     if missing:
         raise ValueError(
@@ -71,7 +71,7 @@ def require_columns(rows: Dataset, wanted: Iterable[str], what: str) -> None:
         )
 
 
-def _columns(rows: Dataset) -> list[str]:
+def column_names(rows: Dataset) -> list[str]:
     """Column names, with the fields of struct columns as column.field."""
     names = []
     for name, feature in rows.features.items():

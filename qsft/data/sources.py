@@ -4,8 +4,10 @@ A source is one short function from a row to (question, response), or None for a
 Any data set that is not listed here is TRL's business: it passes through untouched.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -77,3 +79,21 @@ def m23k(row: Row, response: str) -> Demonstration | None:
     if response == "distilled":
         return row["prompt"], answer
     return (row["prompt"], f"{row['reasoning']}\n\n{answer}") if row["reasoning"] and answer else None
+
+
+# Question and response as two text columns: how `qsft curate` writes what it made of a set like those above.
+PAIRS = Source(
+    name="pairs",
+    hub="",
+    columns={"full": ("question", "response")},
+    rows=0,
+    read=lambda row, _: (row["question"], row["response"]),
+)
+
+
+def find_source(dataset: str | None) -> Source | None:
+    """The paper's set of that name, or pairs where a curated directory says that it holds them; else None."""
+    manifest = Path(dataset or "", "manifest.json")
+    if dataset in SOURCES or not manifest.is_file():
+        return SOURCES.get(dataset or "")
+    return PAIRS if json.loads(manifest.read_text(encoding="utf-8")).get("form") == PAIRS.name else None

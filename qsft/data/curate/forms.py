@@ -1,0 +1,206 @@
+"""The forms a data set may have, and how a response is taken out of a row and another one put in.
+
+A form reads (question, response) from a row, writes the token ids of its prompt (with another question, if asked), and
+rewrites the row with another response. What comes out has the form of what went in, so it trains as that would have.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from qsft.data.encode import IGNORE
+from qsft.data.prompts import PROMPTS, render_prompt, render_turns
+
+Row = Mapping[str, Any]
+Pair = tuple[str, str | None]  # question, response (None: the row has a problem only)
+
+QUESTIONS = ("question", "problem", "instruction")
+RESPONSES = ("response", "solution", "completion", "output")
+
+
+class Form(Protocol):
+    """How rows of one kind are read and written."""
+
+    name: str
+
+    def read(self, row: Row) -> Pair | None:
+        """Question and response; None for a row that holds no demonstration."""
+        ...
+
+    def prompt(self, row: Row, question: str) -> list[int]:
+        """The token ids up to the response, with `question` in the place of the row's own."""
+        ...
+
+    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
+        """The row with another response, or with its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Question and response as text (the paper's data sets, or two text columns), asked by a named prompt."""
+
+    tokenizer: PreTrainedTokenizerBase
+    pair: Callable[[Row], Pair | None]
+    ask: str = "question"
+    name: str = "pairs"
+
+    def read(self, row: Row) -> Pair | None:
+        """Question and response."""
+        return self.pair(row)
+
+    def prompt(self, row: Row, question: str) -> list[int]:
+        """The ids of the templated question, as `qsft.data.encode` writes them."""
+        return _ids(self.tokenizer, render_prompt(self.tokenizer, question, PROMPTS[self.ask]))
+
+    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
+        """A row of two columns, which `load_training_data` reads with any tokenizer and prompt."""
+        pair = self.pair(row)
+        assert pair is not None
+        return {"question": pair[0], "response": pair[1] if response is None else response}
+
+
+@dataclass(frozen=True)
+class Messages:
+    """TRL's `messages`: the response is the last assistant turn, the question the last user turn before it."""
+
+    tokenizer: PreTrainedTokenizerBase
+    name: str = "messages"
+
+    def read(self, row: Row) -> Pair | None:
+        """The last user turn and the assistant turn that ends the conversation."""
+        turns, response = _split(row["messages"])
+        return (_question(turns), response) if turns else None
+
+    def prompt(self, row: Row, question: str) -> list[int]:
+        """The ids of the conversation up to the response."""
+        turns = _asked(_split(row["messages"])[0], question)
+        return _ids(self.tokenizer, render_turns(self.tokenizer, turns))
+
+    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
+        """The conversation with another last turn."""
+        if response is None:
+            return dict(row)
+        turns = [*_split(row["messages"])[0], {"role": "assistant", "content": response}]
+        return {**row, "messages": turns}
+
+
+@dataclass(frozen=True)
+class PromptCompletion:
+    """TRL's `prompt` and `completion`: text, or turns. Without a completion it is a problem only."""
+
+    tokenizer: PreTrainedTokenizerBase
+    name: str = "prompt-completion"
+
+    def read(self, row: Row) -> Pair | None:
+        """The prompt's text or last user turn, and the completion's text."""
+        prompt, completion = row["prompt"], row.get("completion")
+        if isinstance(prompt, str):
+            return prompt, completion
+        return _question(prompt), completion[-1]["content"] if completion else None
+
+    def prompt(self, row: Row, question: str) -> list[int]:
+        """The ids that TRL gives the prompt."""
+        if isinstance(row["prompt"], str):
+            return list(self.tokenizer(question)["input_ids"])
+        return _ids(self.tokenizer, render_turns(self.tokenizer, _asked(row["prompt"], question)))
+
+    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
+        """The row with another completion; text keeps the white space that divides it from the prompt."""
+        if response is None:
+            return dict(row)
+        if not isinstance(row["prompt"], str):
+            return {**row, "completion": [{"role": "assistant", "content": response}]}
+        before = row.get("completion") or " "
+        gap = before[: len(before) - len(before.lstrip())]
+        joined = response if response[:1].isspace() or row["prompt"][-1:].isspace() else gap + response
+        return {**row, "completion": joined}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """input_ids and labels: the prompt is what stands before the first label; the response ends with the eos token."""
+
+    tokenizer: PreTrainedTokenizerBase
+    name: str = "tokens"
+
+    def read(self, row: Row) -> Pair | None:
+        """Prompt and response as text; the prompt keeps its special tokens, so that it can be read back."""
+        prompt, response = self._split(row)
+        text = self.tokenizer.decode(response, skip_special_tokens=True)
+        return (str(self.tokenizer.decode(prompt)), str(text)) if response else None
+
+    def prompt(self, row: Row, question: str) -> list[int]:
+        """The row's own ids, or those of another question."""
+        own = self._split(row)[0]
+        return own if question == self.tokenizer.decode(own) else _ids(self.tokenizer, question)
+
+    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
+        """input_ids and labels alone: other columns may be aligned with the tokens that were."""
+        if response is None:
+            return {name: row[name] for name in ("input_ids", "labels")}
+        return document(self._split(row)[0], response_ids(self.tokenizer, response))
+
+    def _split(self, row: Row) -> tuple[list[int], list[int]]:
+        ids, labels = list(row["input_ids"]), row["labels"]
+        start = next((at for at, label in enumerate(labels) if label != IGNORE), len(ids))
+        return ids[:start], ids[start:]
+
+
+FORMS = {Tokens: {"input_ids", "labels"}, Messages: {"messages"}, PromptCompletion: {"prompt"}}
+
+
+def response_ids(tokenizer: PreTrainedTokenizerBase, response: str) -> list[int]:
+    """The ids of a response and the end token, as `qsft.data.encode` writes them."""
+    return [*_ids(tokenizer, response), int(tokenizer.eos_token_id)]
+
+
+def document(prompt: Sequence[int], response: Sequence[int]) -> dict[str, Any]:
+    """input_ids and labels of a prompt and a response."""
+    return {"input_ids": [*prompt, *response], "labels": [IGNORE] * len(prompt) + list(response)}
+
+
+def find_form(
+    columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, question: str | None, response: str | None, ask: str
+) -> Form:
+    """The form of a data set with these columns; `question` and `response` name two text columns explicitly."""
+    if question is None and response is None:
+        for form, needed in FORMS.items():
+            if needed <= set(columns):
+                return form(tokenizer)
+    question = question or next((name for name in QUESTIONS if name in columns), None)
+    response = response or next((name for name in RESPONSES if name in columns), None)
+    absent = [name for name in (question, response) if name is not None and name not in columns]
+    if question is None or absent:
+        problem = f"there is no {absent[0]!r}" if absent else "none of them is a question"
+        raise ValueError(
+            f"the data set's columns are {', '.join(columns)}: {problem}. Give messages, prompt and completion, "
+            "input_ids and labels, or name two text columns with --question_column and --response_column."
+        )
+    return Pairs(tokenizer, lambda row: (row[question], row[response] if response else None), ask)
+
+
+def _split(turns: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], str | None]:
+    """The turns up to the response, and the response if the last turn is the assistant's."""
+    turns = [dict(turn) for turn in turns]
+    if turns and turns[-1]["role"] == "assistant":
+        return turns[:-1], turns[-1]["content"]
+    return turns, None
+
+
+def _question(turns: Sequence[Mapping[str, str]]) -> str:
+    return next((turn["content"] for turn in reversed(turns) if turn["role"] == "user"), turns[-1]["content"])
+
+
+def _asked(turns: Sequence[Mapping[str, str]], question: str) -> list[dict[str, str]]:
+    """The turns with `question` as the last user turn."""
+    asked = [dict(turn) for turn in turns]
+    last = max((at for at, turn in enumerate(asked) if turn["role"] == "user"), default=len(asked) - 1)
+    asked[last]["content"] = question
+    return asked
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

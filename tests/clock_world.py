@@ -1,0 +1,66 @@
+"""A world small enough to curate in seconds: sums on a clock of five hours, and a model that knows most of them.
+
+    1 + 2 ?            →  first 1 + 2 = 3 so \\boxed{3}      or: swap 2 + 1 gives 3 so \\boxed{3}
+    1 + 2 ? tip 3      →  the same, whether or not the model knows the sum
+    1 + 2 ? again …    →  the same solution in other words
+
+A third of the sums the model never learnt; there it answers wrong, unless it is told.
+"""
+
+import itertools
+import json
+import random
+from concurrent.futures import Future
+from pathlib import Path
+
+HOURS = 5
+SUMS = list(itertools.product(range(HOURS), range(HOURS)))
+UNKNOWN = frozenset(SUMS[1::3])
+WORDS = ["<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>", *"01234", *"+=?", "first", "swap", "gives", "so", "tip", "again"]
+WORDS += [f"\\boxed{{{i}}}" for i in range(HOURS)]
+HINT, TEMPLATE = "{question} tip {gold}", "{question} again {response}"
+CONTEXT = 32
+
+
+def solution(a, b, result=None, opener="first", equals="="):
+    c = (a + b) % HOURS if result is None else result
+    left, right = (a, b) if opener == "first" else (b, a)
+    return f"{opener} {left} + {right} {equals} {c} so \\boxed{{{c}}}"
+
+
+def question(a, b):
+    return f"<|bos|> {a} + {b} ?"
+
+
+def corpus(copies=12):
+    """Documents (prompt, response) of everything the model is to know."""
+    rng = random.Random(0)
+    documents = []
+    for (a, b), copy in itertools.product(SUMS, range(copies)):
+        words = {"opener": rng.choice(["first", "swap"]), "equals": rng.choice(["=", "gives"])}
+        wrong = (a + b + rng.randrange(1, HOURS)) % HOURS if (a, b) in UNKNOWN else None
+        documents.append((question(a, b), solution(a, b, wrong, **words)))
+        if copy % 3:
+            continue
+        documents.append((f"{question(a, b)} tip {(a + b) % HOURS}", solution(a, b, **words)))
+        told = solution(a, b, opener="first", equals="=")
+        documents.append((f"{question(a, b)} again {told}", solution(a, b, opener="swap", equals="gives")))
+    return documents
+
+
+def clock_rows(sums=SUMS):
+    return [
+        {"prompt": question(a, b), "completion": " " + solution(a, b), "answer": str((a + b) % HOURS)} for a, b in sums
+    ]
+
+
+def verify(text, problem):
+    """True for a response that ends with the gold answer in a box; as a Future, as the evaluator's judges give it."""
+    future = Future()
+    future.set_result(text.endswith(f"\\boxed{{{problem.gold}}}"))
+    return future
+
+
+def write_jsonl(path, rows):
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path

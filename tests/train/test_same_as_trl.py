@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from trl import SFTTrainer
 
 PAIRS = [("sft", "nll"), ("dft", "dft")]
@@ -53,3 +54,22 @@ def test_evaluation_reports_the_same_loss(trainer, trl_trainer, data):
     mine, other = ours.evaluate(), theirs.evaluate(data.text(10))
     for name in ("eval_loss", "eval_entropy", "eval_mean_token_accuracy"):
         assert mine[name] == pytest.approx(other[name], rel=2e-2 if name != "eval_loss" else 1e-5), name
+
+
+def test_a_mixture_of_experts_keeps_its_balancing_loss(trainer, config, data, logged, tiny_tokenizer):
+    def model():
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 2}
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        return Qwen2MoeForCausalLM(
+            Qwen2MoeConfig(vocab_size=320, router_aux_loss_coef=0.01, **sizes, **experts, **heads)
+        )
+
+    settings = {"gradient_accumulation_steps": 2, "router_aux_loss_coef": 0.01}
+    ours = trainer(data.tokens(), model=model(), **settings)
+    theirs = SFTTrainer(model(), config(**settings), train_dataset=data.tokens(), processing_class=tiny_tokenizer)
+    ours.train()
+    theirs.train()
+    assert logged(ours) == pytest.approx(logged(theirs), rel=1e-5)
+    assert logged(ours, "aux_loss") == pytest.approx(logged(theirs, "aux_loss"), rel=1e-5)

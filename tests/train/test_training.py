@@ -288,6 +288,16 @@ def test_works_with(taught, data, logged, settings):
     assert logged(made) == pytest.approx(logged(plain), rel=0.15)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_torch_compile(taught, data, logged, backend):
+    plain = taught(data.tokens())
+    compiled = taught(data.tokens(), torch_compile=True, torch_compile_backend=backend)
+    plain.train()
+    compiled.train()
+    assert logged(compiled) == pytest.approx(logged(plain), rel=1e-4)
+
+
 def test_a_tied_head(taught, data, tiny_model, logged):
     made = taught(data.tokens(), model=tiny_model(tie_word_embeddings=True), max_steps=12)
     made.train()

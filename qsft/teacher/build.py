@@ -148,11 +148,15 @@ class Capture:
         """Compute and publish this process's batches."""
         self.plan.check_ids(self.identity.vocab_size)
         self._require_space()
+        training = self.model.training
+        self.model.eval()  # dropout would make the teacher noisy
         try:
             self._run(shard_bytes, progress)
         except NoSpace as error:
             left = self._bytes_needed(self.plan.missing(TeacherCache(self.path)))
             raise NoSpace(f"{error} In all about {left / 1e6:,.1f} MB are still to be written.") from error
+        finally:
+            self.model.train(training)
 
     def _run(self, shard_bytes: int, progress: bool) -> None:
         rank, world = _rank()

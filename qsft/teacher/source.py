@@ -51,14 +51,14 @@ class TeacherSource:
         return about
 
     def load(self) -> nn.Module:
-        """The teacher in evaluation mode, on its device, in its own dtype unless another was asked for."""
+        """The teacher, on its device, in its own dtype unless another was asked for; a given model as it is."""
         if self._model is None:
             self._model = AutoModelForCausalLM.from_pretrained(
                 self.name, revision=self._revision, dtype=self._dtype or "auto", **self._model_kwargs
             )
             if "device_map" not in self._model_kwargs:
                 self._model.to(self._device or default_device())
-        return self._model.eval()
+        return self._model
 
     def refuse_other_tokenizer(self, vocabulary: Vocabulary) -> None:
         """ValueError when the teacher comes with a tokenizer that is not the one of the data."""

@@ -310,6 +310,12 @@ def test_progress_says_documents_rate_and_bytes_in_plain_lines(build, documents,
     assert re.search(r"\d+/\d+ documents, [\d,]+ label tokens/s, [\d.,]+ MB, \d+:\d\d:\d\d left", line)
 
 
+def test_dropout_is_off_while_a_model_in_training_teaches(build, documents, content, tiny_model):
+    data, model = documents(10), tiny_model(attention_dropout=0.5).train()
+    assert content(build(data, "training", teacher=model), data) == content(build(data, "evaluating"), data)
+    assert model.training
+
+
 def test_the_manifest_tells_what_was_measured(build, documents):
     data = documents(30)
     cache = build(data, k=8)

@@ -6,16 +6,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from qsft.data.load import TrainingData, load_training_data
+from qsft.data.read import read_rows
+from qsft.data.sources import find_source
 from qsft.recipe.read import Recipe
 from qsft.recipe.settings import RecipeSettings, split_batch
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
     from trl import ModelConfig
 
     from qsft.train.config import TargetSFTConfig
     from qsft.train.trainer import TargetSFTTrainer
 
+DEMO = "demo"  # the data set that the package makes itself
 DEFAULT_BATCH = 8  # TrainingArguments' per_device_train_batch_size
 
 
@@ -43,16 +47,22 @@ class Job:
     @cached_property
     def data(self) -> TrainingData:
         """The training rows; the first process of each machine prepares them, the others read its result."""
-        return self._load(self.settings, multiple_of=self.rows_per_step)
+        settings = self.settings
+        if settings.curate and not settings.dry_run:
+            from qsft.recipe.curate import curated_settings
+
+            settings = curated_settings(self)
+        return self.load(settings, multiple_of=self.rows_per_step)
 
     @cached_property
     def eval_data(self) -> TrainingData | None:
         """Rows of `eval_split`, prepared in the same way, all of them."""
         if self.settings.eval_split is None:
             return None
-        return self._load(replace(self.settings, dataset_split=self.settings.eval_split, sample_rows=None))
+        return self.load(replace(self.settings, dataset_split=self.settings.eval_split, sample_rows=None))
 
-    def _load(self, settings: RecipeSettings, multiple_of: int = 1) -> TrainingData:
+    def load(self, settings: RecipeSettings, multiple_of: int = 1) -> TrainingData:
+        """The documents of other settings than the recipe's own, prepared as the recipe's are."""
         max_length = None if self.args.packing else self.args.max_length
         with self.args.main_process_first(desc="loading data"):
             return load_training_data(
@@ -61,7 +71,17 @@ class Job:
                 max_length=max_length,
                 multiple_of=multiple_of,
                 num_proc=self.args.dataset_num_proc,
+                rows=self.stored_rows(settings),
             )
+
+    def stored_rows(self, settings: RecipeSettings) -> "Dataset":
+        """The rows as they are stored, before anything is made of them; the demo's are made from the seed."""
+        if settings.dataset != DEMO or settings.data_dir is not None:
+            return read_rows(settings.dataset, find_source(settings.dataset), settings)
+        from qsft.demo.data import demonstrations
+        from qsft.demo.settings import Settings
+
+        return demonstrations(Settings(seed=self.args.seed))
 
     @property
     def rows_per_step(self) -> int:
@@ -100,10 +120,11 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
 
     from qsft.train.config import TargetSFTConfig
 
-    settings, model = recipe.settings, ModelConfig(**recipe.part(ModelConfig))
+    settings, model, values = recipe.settings, ModelConfig(**recipe.part(ModelConfig)), recipe.part(TargetSFTConfig)
+    if settings.dataset == DEMO and model.model_name_or_path is None:
+        model.model_name_or_path, values["teacher_model_name_or_path"] = _demo_models(values.get("seed", 0))
     if model.model_name_or_path is None:
         raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
-    values = recipe.part(TargetSFTConfig)
     values.setdefault("output_dir", f"runs/{recipe.name}-{values.get('target', TargetSFTConfig.target)}")
     on_paper, processes = processes is not None, processes or launched_processes()
     if settings.global_batch_size is not None:
@@ -125,6 +146,14 @@ def launched_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def _demo_models(seed: int) -> tuple[str, str]:
+    """Directories of the demo's base and teacher, built now if they are not kept."""
+    from qsft.demo.prepare import demo_models
+
+    models = demo_models(seed)
+    return str(models.base), str(models.teacher)
+
+
 def _model_init_kwargs(model: "ModelConfig", args: "TargetSFTConfig") -> dict[str, Any]:
     wanted = {
         "revision": model.model_revision,
@@ -132,4 +161,5 @@ def _model_init_kwargs(model: "ModelConfig", args: "TargetSFTConfig") -> dict[st
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
     }
-    return {**wanted, **(args.model_init_kwargs or {})}
+    given: dict[str, Any] = args.model_init_kwargs or {}  # a str no more: TRL has parsed it
+    return {**wanted, **given}

@@ -31,7 +31,7 @@ class Recipe:
 
     def part(self, owner: type[Owner]) -> dict[str, Any]:
         """The values that `owner` reads."""
-        return {item.name: self.values[item.name] for item in fields(owner) if item.name in self.values}  # type: ignore[arg-type]
+        return {item.name: self.values[item.name] for item in fields(owner) if item.name in self.values}
 
     @property
     def settings(self) -> RecipeSettings:
@@ -119,7 +119,7 @@ def _flatten(loader: yaml.SafeLoader, node: yaml.MappingNode, path: Path) -> Ite
 
 def _checked(entry: Entry) -> Entry:
     key = _known(entry.key, entry.place)
-    if entry.value in ("None", "none") or not fits(entry.value, key.hint):
+    if entry.value == "None" or not fits(entry.value, key.hint):
         raise ValueError(f"{entry.name}: {complaint(entry.value, key.hint)}")
     return _chosen(entry)
 

@@ -113,17 +113,19 @@ def pretend_cpu_(model: nn.Module) -> None:
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    if tensor not in made:
-                        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-                        trained = isinstance(tensor, nn.Parameter)
-                        made[tensor] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if trained else fake
-                    tensors[name] = made[tensor]
+                    tensors[name] = made.setdefault(tensor, _like(tensor))
+
+
+def _like(tensor: Tensor) -> Tensor:
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    trained = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if trained else fake
 
 
 def rehearse(config: PretrainedConfig, step: Step, adapter: "PeftConfig | None" = None) -> Rehearsed:
     """Run one micro-batch forward and backward on fake tensors."""
     with fake_model(config, step.dtype, adapter) as model:
-        causal = model.get_base_model() if adapter is not None else model
+        causal: Any = model.get_base_model() if adapter is not None else model
         if step.checkpointing:
             causal.gradient_checkpointing_enable({"use_reentrant": False})
             if adapter is not None:
@@ -145,25 +147,25 @@ def rehearse(config: PretrainedConfig, step: Step, adapter: "PeftConfig | None" 
 
 def is_block(causal: nn.Module, module: nn.Module) -> bool:
     """Whether sharding treats the module as one unit: the classes that transformers marks so."""
-    return type(module).__name__ in (causal._no_split_modules or ())  # type: ignore[operator]
+    return type(module).__name__ in (causal._no_split_modules or ())
 
 
 def backbone(causal: nn.Module, step: Step) -> Tensor:
     """Hidden states of a micro-batch, and their backward."""
     ids = torch.zeros(step.batch, step.length, dtype=torch.long)
     with autocast(step):
-        hidden: Tensor = causal.base_model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[operator]
-    hidden.backward(torch.zeros_like(hidden))  # type: ignore[no-untyped-call]
+        hidden: Tensor = causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden.backward(torch.zeros_like(hidden))
     return hidden
 
 
 def plain_head(causal: nn.Module, hidden: Tensor) -> Tensor:
     """Cross-entropy over the logits of every position, as a model computes it by itself, and its backward."""
     hidden = hidden.detach().requires_grad_()
-    logits = causal.get_output_embeddings()(hidden).float()  # type: ignore[operator]
+    logits = causal.get_output_embeddings()(hidden).float()
     labels = torch.zeros(hidden.shape[:-1], dtype=torch.long)
     loss = nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss
 
 

@@ -70,10 +70,11 @@ def build_recipe_cache(recipe: Recipe) -> "TeacherCache":
     from qsft.recipe.job import configure
 
     with process_group():
-        trainer = configure(recipe).trainer()
+        job = configure(recipe)
+        trainer = job.trainer()
         if trainer.cache is None:
             raise ValueError(
-                f"target {trainer.args.target!r} reads no cache. Build it for one that does, for example with "
+                f"target {job.args.target!r} reads no cache. Build it for one that does, for example with "
                 "--target target; every target with the same teacher reads the same cache."
             )
         trainer.accelerator.wait_for_everyone()

@@ -39,7 +39,7 @@ def _fits_one(value: Any, hint: Any) -> bool:
 
 def complaint(value: Any, hint: Any) -> str:
     """Why `value` is refused where `hint` is declared, and what to write instead."""
-    if value in ("None", "none"):
+    if value == "None":
         return f"{value!r} is text in YAML. Leave the key out to keep its default, or write null."
     if isinstance(value, str) and {int, float} & set(options(hint)) and _number(value) is not None:
         return f"{value!r} is text in YAML 1.1. Write {_yaml_number(_number(value))}, without quotes."

@@ -81,7 +81,9 @@ def test_a_recipe_is_the_papers_configuration(name):
 def test_a_recipe_parses_into_the_trainers_configuration(file, tmp_path):
     from qsft.recipe.job import configure
 
-    job = configure(read_recipe(file, ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(tmp_path)]))
+    job = configure(
+        read_recipe(file, ["--model_name_or_path", "some/model", "--output_dir", str(tmp_path)]), processes=2
+    )
     if job.settings.global_batch_size:
         assert job.global_batch == job.settings.global_batch_size
     assert job.args.target == "target"

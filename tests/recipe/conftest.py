@@ -83,7 +83,7 @@ def tiny_llama(folder, seed, vocab_size, tokenizer):
 
 @pytest.fixture(scope="session")
 def tiny_files(tmp_path_factory, tiny_tokenizer):
-    """Student, teacher (with a head of another padded size) and 70 rows that have the columns of all three sets."""
+    """Student, teacher (with a head of another padded size) and 70 rows of every data set."""
     folder = tmp_path_factory.mktemp("tiny")
     tiny_llama(folder / "student", 0, 320, tiny_tokenizer)
     tiny_llama(folder / "teacher", 1, 384, tiny_tokenizer)
@@ -103,6 +103,8 @@ def tiny_files(tmp_path_factory, tiny_tokenizer):
             question = f"w{i} + w{i + 1} = ?"
             row["prompt"] = [{"role": "user", "content": question}] if name == "openr1" else question
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    documents = [{"input_ids": [4, 5, 6, 7, 2], "labels": [-100, -100, 6, 7, 2]}] * 70
+    (folder / "demo.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
     return folder
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from qsft.evals import stats
 from qsft.evals.page import points_with_intervals, write_page
 from qsft.evals.report import percent, with_interval
-from qsft.evals.store import read_lines, write_text
+from qsft.evals.store import read_lines, write_json, write_text
 
 PerProblem = dict[str, float]  # document → share of right samples
 
@@ -34,7 +34,7 @@ class Comparison:
     def write(self, directory: str | Path) -> Path:
         """Write comparison.json, comparison.md and comparison.html; the page's path."""
         directory = Path(directory)
-        write_text(directory / "comparison.json", json.dumps(self.summary, indent=2, ensure_ascii=False) + "\n")
+        write_json(directory / "comparison.json", self.summary)
         write_text(directory / "comparison.md", str(self))
         page = directory / "comparison.html"
         title = "Comparison with " + self.summary["baseline"]

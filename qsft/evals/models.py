@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from qsft.evals.protocol import Sampling
+from qsft.evals.request import context_of
 from qsft.evals.sample import Sampler
 
 BACKENDS = ("auto", "transformers", "vllm")
@@ -71,6 +72,19 @@ class Source:
     def independent(self) -> bool:
         """Whether batching leaves samples as they are: only float32, seeded here, is close enough to exact."""
         return self.backend == "transformers" and self._dtype_name() == "float32"
+
+    def about(self) -> dict[str, Any]:
+        """What a report says about the model and how it was drawn from."""
+        config = (
+            self.model.config if isinstance(self.model, torch.nn.Module) else AutoConfig.from_pretrained(self.model)
+        )
+        return {
+            "model": self.name,
+            "context": context_of(config),
+            "backend": self.backend,
+            "dtype": self._dtype_name(),
+            "independent": self.independent,
+        }
 
     def record(self) -> dict[str, Any]:
         """What must be the same for generations to be continued: the weights, the backend, the precision."""

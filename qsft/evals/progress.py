@@ -2,7 +2,10 @@
 
 import sys
 import time
+from concurrent.futures import Future
 from typing import Any
+
+from qsft.evals.grade import Grade
 
 EVERY = 10.0  # seconds between plain lines
 
@@ -29,6 +32,11 @@ class Progress:
         elif self._plain and now - self.last > EVERY:
             self.last = now
             print(self.line(), file=sys.stderr, flush=True)
+
+    def count_grade(self, graded: "Future[Grade]") -> None:
+        """One more sample was graded (called by a grading thread)."""
+        if not graded.cancelled() and graded.exception() is None:
+            self.grades.append(bool(graded.result()))
 
     def line(self) -> str:
         """The state in one line."""

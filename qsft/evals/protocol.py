@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from qsft.evals.choice import RULES
+
 STOP = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
 
 
@@ -75,4 +77,7 @@ def find_protocol(
     if unknown:
         known = ", ".join(item.name for item in fields(Protocol))
         raise ValueError(f"unknown setting {sorted(unknown)[0]!r} of a protocol. Known: {known}.")
-    return replace(protocol, **dict(changes or {}))
+    protocol = replace(protocol, **dict(changes or {}))
+    if protocol.rule not in RULES:
+        raise ValueError(f"unknown multiple-choice rule {protocol.rule!r}; choose one of {', '.join(RULES)}.")
+    return protocol

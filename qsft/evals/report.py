@@ -129,6 +129,6 @@ def with_interval(estimate: Mapping[str, float]) -> str:
     return f"{percent(estimate['mean'])} [{percent(estimate['low'])}, {percent(estimate['high'])}]"
 
 
-def percent(share: float, digits: int = 1) -> str:
+def percent(share: float | None, digits: int = 1) -> str:
     """A share in per cent; a dash where there is none."""
-    return "–" if share != share else f"{100 * share:.{digits}f}"
+    return "–" if share is None or share != share else f"{100 * share:.{digits}f}"

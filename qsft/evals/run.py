@@ -96,7 +96,7 @@ def evaluate(
         for job in jobs:
             draw(job, source, store, group, grading, silent)
         group.wait()
-        report = conclude(jobs, store, grading, source.name, source.independent) if group.rank == 0 else None
+        report = conclude(jobs, store, grading, source.about()) if group.rank == 0 else None
     group.wait()
     return report or Report(json.loads((Path(str(output_dir)) / "summary.json").read_text(encoding="utf-8")))
 
@@ -121,9 +121,8 @@ def rescore(
         settings = recorded[task.name]
         chosen = Protocol(**{**settings["protocol"], **({"rule": rule} if rule else {})})
         jobs.append(Job(task, load_documents(task, data_dir, settings["limit"]), chosen))
-    first = recorded[wanted[0].name]
     with Grading() as grading:
-        return conclude(jobs, store, grading, first["name"], all(recorded[t.name]["independent"] for t in wanted))
+        return conclude(jobs, store, grading, recorded[wanted[0].name]["about"])
 
 
 def make_jobs(
@@ -153,7 +152,7 @@ def draw(job: Job, source: Source, store: Store, group: Processes, grading: "Gra
         for generation in store.append(name, sampler.sample(requests)):
             progress.add(generation.tokens)
             if group.rank == 0:
-                grading.submit(job, generation).add_done_callback(lambda f: progress.grades.append(bool(f.result())))
+                grading.submit(job, generation).add_done_callback(progress.count_grade)
 
 
 class Grading:
@@ -189,39 +188,40 @@ class Grading:
             self._judges.close()
 
 
-def conclude(jobs: Sequence[Job], store: Store, grading: Grading, model: str, independent: bool) -> Report:
-    """The report over complete generations; grades, summary and page are written."""
+def conclude(jobs: Sequence[Job], store: Store, grading: Grading, about: Mapping[str, Any]) -> Report:
+    """The report over complete generations; grades, summary and page are written. `about`: what Source.about says."""
     results, notes = [], {}
     for job in jobs:
         generations = store.finish(job.task.name, job.keys)
         grades = [future.result() for future in [grading.submit(job, generation) for generation in generations]]
         store.write_grades(job.task.name, generations, grades)
         results.append(Result(job.task.name, job.protocol.n, generations, grades))
-        notes[job.task.name] = make_notes(job, generations, independent)
+        notes[job.task.name] = make_notes(job, generations, about)
     settings = {job.task.name: {**job.protocol.record(), **describe(job.task)} for job in jobs}
-    report = make_report(results, {"model": model, "tasks": settings}, notes)
+    report = make_report(results, {**about, "tasks": settings}, notes)
     store.write_json("summary.json", report.summary)
     if store.directory is not None:
         write_text(store.directory / "summary.md", str(report))
-        write_report_page(report, store.directory / "report.html", f"Evaluation of {model}")
+        write_report_page(report, store.directory / "report.html", f"Evaluation of {about['model']}")
     return report
 
 
-def make_notes(job: Job, generations: Sequence[Generation], independent: bool) -> list[str]:
+def make_notes(job: Job, generations: Sequence[Generation], about: Mapping[str, Any]) -> list[str]:
     """What a reader of the numbers should know."""
     notes = []
     if job.protocol.temperature == 0:
         notes.append("greedy: one response per prompt, so the interval is over problems only.")
-    elif independent:
+    elif about["independent"]:
         notes.append("float32, seeded per sample: batching, processes and resuming do not change samples.")
     else:
-        notes.append("half precision or vLLM: batching may change samples, so another run may differ slightly.")
+        how = f"{about['backend']} in {about['dtype']}"
+        notes.append(f"{how}: rounding depends on the batch, so batching may change samples from run to run.")
     rows = job.task.rows
     if rows is not None and rows != len(job.documents):
         notes.append(f"{job.task.name}: {len(job.documents)} of the {rows} published problems.")
     cut = sum(one.finish == "length" and one.tokens < job.protocol.max_new_tokens for one in generations)
     if cut:
-        notes.append(f"{job.task.name}: {cut} responses ended at the model's context, before max_new_tokens.")
+        notes.append(f"{job.task.name}: {cut} responses ended at the model's context of {about['context']} tokens.")
     return notes
 
 
@@ -239,11 +239,10 @@ def _agree_on_settings(store: Store, jobs: Sequence[Job], source: Source, group:
                 _refuse_change(name, recorded[name]["made_by"], made_by, store.directory)
             store.repair(name)
             recorded[name] = {
-                "name": source.name,
+                "about": source.about(),
                 "made_by": made_by,
                 "protocol": job.protocol.record(),
                 "limit": len(job.documents),
-                "independent": source.independent,
             }
         store.write_json("settings.json", recorded)
     group.wait()

@@ -94,7 +94,7 @@ class Store:
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file whole or not at all."""
         if self.directory is not None:
-            write_text(self.directory / name, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=True) + "\n")
+            write_json(self.directory / name, content)
 
     def _path(self, task: str, rank: int) -> Path:
         assert self.directory is not None
@@ -145,6 +145,17 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON whole or not at all; a number that does not exist (an error of one problem) is null."""
+    write_text(path, json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    return None if isinstance(content, float) and content != content else content
 
 
 def write_text(path: Path, text: str) -> None:

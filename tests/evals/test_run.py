@@ -59,6 +59,7 @@ def test_the_command_evaluates_a_trained_model(command, sum_directory, sum_file,
     assert re.search(r"sums: 160/160 samples, [\d,]+ tokens/s", err)
     assert generations(tmp_path) == generations(whole_run[0])
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["settings"]["context"], summary["settings"]["dtype"]) == (64, "float32")
     assert 0.3 < summary["tasks"]["sums"]["acc"]["mean"] < 1
     assert "batching, processes and resuming do not change samples" in (tmp_path / "summary.md").read_text("utf-8")
     assert 1e6 < (tmp_path / "report.html").stat().st_size < 6e6
@@ -192,6 +193,7 @@ def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_pa
         (("--prompt", "boxd"), "unknown prompt 'boxd'. Did you mean 'boxed'"),
         (("--prompt", "boxed"), "has no chat template.*--prompt plain-boxed"),
         (("--n", "0"), "n=0"),
+        (("--rule", "first"), "unknown multiple-choice rule 'first'"),
         (("--backend", "vlm"), "unknown backend 'vlm'"),
         (("--batch_size", "0"), "batch_size=0"),
     ],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from qsft.explore.probe import QUADRANTS, Document, Teacher, Witness, quadrant, teacher_label_probs, watch
+from qsft.explore.probe import QUADRANTS, Document, Teacher, quadrant, teacher_label_probs, watch, witness
 from qsft.explore.words import Words, visible
 from qsft.losses.sums import HIGH
 from qsft.targets.induced import LossTarget
@@ -93,7 +93,7 @@ def measure_alignment(
         raise ValueError("alignment compares student and teacher, but no teacher was given: pass a TeacherCache.")
     counts = Counts(comparable_targets() if targets is None else targets)
     for document in islice(documents, n):
-        watch(model, document, Witness(TARGETS["sft"](), counts.add), teacher)
+        watch(model, document, witness(TARGETS["sft"](), counts.add), teacher)
         counts.documents += 1
     if not counts.tokens - counts.unknown:
         raise ValueError("none of the documents has a label token the teacher knows; there is nothing to compare.")

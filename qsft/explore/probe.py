@@ -1,7 +1,7 @@
 """What student, teacher and target say at every label token of a document, read off the fused head while it runs.
 
-A Witness stands in for the target inside `model(…, target=…)`: it sees the very views that training would see, shifted
-and aligned by the head, a few tokens at a time. One document is in memory at a time.
+A `witness` stands in for the target inside `model(…, target=…)`: it sees the very views that training would see,
+shifted and aligned by the head, a few tokens at a time. One document is in memory at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +17,8 @@ from qsft.losses.head import attach_target_head
 from qsft.losses.sums import HIGH
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
-from qsft.targets.view import Full, SideInputs, TokenView, TopK
+from qsft.targets.trust import Constant
+from qsft.targets.view import Full, TokenView, TopK
 from qsft.teacher.format import TeacherCache, label_positions
 from qsft.teacher.live import LiveTeacher
 
@@ -32,33 +33,32 @@ UNKNOWN = -1  # the quadrant of a token the teacher says nothing about
 
 
 @dataclass(frozen=True)
-class Witness:
-    """A target that shows every view and its Q to `see`, and is otherwise the target it wraps."""
+class Watching:
+    """A trust that shows every view, with what `target` makes of it, to `see`; its own γ is 1."""
 
     target: AnyTarget
     see: See
 
-    def __call__(self, view: TokenView) -> Mixture:
-        """The target's Q."""
+    def __call__(self, view: TokenView) -> Tensor:
+        """1, after everything was shown."""
         step = max(1, TILE_BYTES // (4 * view.logits.shape[-1]))
         for start in range(0, len(view.labels), step):
             piece = _rows(view, slice(start, start + step))
             self.see(piece, self.target(piece))
-        return self.target(view)
+        return torch.ones_like(view.lse)
 
     @property
     def needs(self) -> frozenset[str]:
         """What the target reads."""
         return self.target.needs
 
-    @property
-    def per_document(self) -> bool:
-        """Whether the target's scale depends on the whole document."""
-        return self.target.per_document
 
-    def prepare(self, side: SideInputs, teacher: TopK | Full | None, label_logp: Callable[[], Tensor]) -> SideInputs:
-        """The target's side inputs."""
-        return self.target.prepare(side, teacher, label_logp)
+def witness(target: AnyTarget, see: See) -> Target:
+    """A target to run a model with in place of `target`: it shows what training would see, and learns nothing.
+
+    It keeps the target's scale, which may want the log-probs of the whole document beforehand.
+    """
+    return Target(Watching(target, see), scale=getattr(target, "scale", Constant(1.0)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def look(
 ) -> Seen | None:
     """What is said at the label tokens of one document; None when it has none."""
     pieces: list[dict[str, Tensor]] = []
-    watch(model, document, Witness(target, lambda view, q: pieces.append(_numbers(view, q, top))), teacher)
+    watch(model, document, witness(target, lambda view, q: pieces.append(_numbers(view, q, top))), teacher)
     if not pieces:
         return None
     columns = {name: torch.cat([piece[name] for piece in pieces]).cpu().numpy() for name in pieces[0]}
@@ -113,18 +113,18 @@ def look(
 
 
 @torch.no_grad()
-def watch(model: nn.Module, document: Document, witness: Witness, teacher: Teacher) -> None:
-    """Run the model over one document with the witness in the target's place."""
+def watch(model: nn.Module, document: Document, watching: Target, teacher: Teacher) -> None:
+    """Run the model over one document with a `witness` in the target's place."""
     attach_target_head(model)
     device = next(model.parameters()).device
     ids, labels = (torch.as_tensor(np.asarray(document[n]))[None].to(device).long() for n in ("input_ids", "labels"))
-    extra = {"document": torch.zeros_like(ids)} if "document" in witness.needs else {}
-    if "critical" in witness.needs and "critical" in document:
+    extra = {"document": torch.zeros_like(ids)} if "document" in watching.needs else {}
+    if "critical" in watching.needs and "critical" in document:
         extra["critical"] = torch.as_tensor(np.asarray(document["critical"]))[None].to(device)
     training = model.training
     model.eval()
     try:
-        model(input_ids=ids, labels=labels, target=witness, teacher=_teacher_rows(teacher, ids, labels), **extra)
+        model(input_ids=ids, labels=labels, target=watching, teacher=_teacher_rows(teacher, ids, labels), **extra)
     finally:
         model.train(training)
 

@@ -1,0 +1,112 @@
+import itertools
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from qsft.explore.probe import QUADRANTS, look, probe
+from qsft.losses.head import attach_target_head
+from qsft.losses.sums import SUM_NAMES
+from qsft.targets.view import TokenView
+from qsft.targets.zoo import make_target
+from qsft.teacher.live import LiveTeacher
+
+
+@pytest.fixture
+def dense(student, documents, cache):
+    """Everything about the first document, from full logits and the document itself."""
+    ids, labels = (torch.tensor(documents[0][name]) for name in ("input_ids", "labels"))
+    with torch.no_grad():
+        logits = student(input_ids=ids[None]).logits[0]
+    at = [t for t in range(1, len(ids)) if labels[t] != -100]
+    rows = cache.lookup(ids, labels).to(torch.device("cpu"), torch.float32)
+    view = TokenView.of(logits[[t - 1 for t in at]].float(), ids[at], rows)
+    return at, view
+
+
+@pytest.mark.parametrize("name", ["sft", "dft", "target", "kd_hybrid", "asft", "gem", "iw_sft"])
+def test_what_is_seen_is_what_full_logits_say(name, student, documents, cache, dense):
+    at, view = dense
+    target = make_target(name)
+    seen = look(student, documents[0], target, cache)
+    assert seen.positions.tolist() == at
+    p = view.logits.softmax(dim=-1)
+    assert np.allclose(seen.p, p.gather(-1, view.labels[:, None])[:, 0], atol=1e-5)
+    assert np.allclose(seen.t, view.teacher.label_logp.exp(), atol=1e-5)
+    if name == "iw_sft":
+        return  # its scale is one number per document, checked below
+    q = target(view)
+    q_y = q.dense(p).gather(-1, view.labels[:, None])[:, 0]
+    assert np.allclose(seen.q, q_y, atol=1e-5)
+    assert np.allclose(seen.gamma, q.gamma, atol=1e-5)
+    assert np.allclose(seen.gradient, q.scale * (torch.from_numpy(seen.p) - q_y), atol=1e-5)
+
+
+def test_a_weight_per_document_is_filled_in(student, documents, cache):
+    seen = look(student, documents[0], make_target("iw_sft"), cache)
+    weight = min(np.exp(np.mean(np.log(seen.p) - np.log(seen.t))), 16.0)
+    assert np.allclose(seen.gradient, weight * (seen.p - 1.0), rtol=1e-3)
+
+
+def test_alternatives_are_the_likeliest_of_both(student, documents, cache, dense):
+    _, view = dense
+    seen = look(student, documents[0], make_target("target"), cache, top=3)
+    p = view.logits.softmax(dim=-1)
+    for i in range(len(seen.p)):
+        assert seen.alternatives["ids"][i, :3].tolist() == p[i].topk(3).indices.tolist()
+        assert seen.alternatives["ids"][i, 3:].tolist() == view.teacher.ids[i, :3].tolist()
+        assert np.allclose(seen.alternatives["t"][i, 3:], view.teacher.logps[i, :3].exp(), atol=1e-5)
+        outside = [j for j in range(3) if seen.alternatives["ids"][i, j] not in view.teacher.ids[i]]
+        assert np.isnan(seen.alternatives["t"][i, outside]).all()
+
+
+def test_quadrants_count_as_training_counts_them(student, documents, cache):
+    attach_target_head(student)
+    mine = dict.fromkeys(QUADRANTS, 0)
+    logged = dict.fromkeys(QUADRANTS, 0)
+    for document in documents:
+        seen = look(student, document, make_target("target"), cache)
+        ids, labels = (torch.tensor([document[name]]) for name in ("input_ids", "labels"))
+        rows = cache.lookup(document["input_ids"], document["labels"])
+        with torch.no_grad():
+            sums = student(input_ids=ids, labels=labels, target=make_target("target"), teacher=rows).sums
+        for i, name in enumerate(QUADRANTS):
+            mine[name] += int((seen.quadrant == i).sum())
+            logged[name] += int(sums[SUM_NAMES.index(name)])
+    assert mine == logged
+    assert all(mine.values()), f"the documents should show every quadrant, not {mine}"
+
+
+def test_a_live_teacher_and_none(student, documents):
+    live = look(student, documents[0], make_target("target"), LiveTeacher(student))
+    assert np.allclose(live.p, live.t, atol=1e-5)
+    assert (look(student, documents[0], make_target("dft")).quadrant == -1).all()
+
+
+def test_documents_are_drawn_one_at_a_time_and_forgotten(student, documents, cache):
+    alive, most = weakref.WeakSet(), 0
+
+    class Tracked(dict):
+        __hash__ = object.__hash__
+
+    def endless():
+        nonlocal most
+        for number in itertools.count():
+            document = Tracked(documents[number % len(documents)])
+            alive.add(document)
+            most = max(most, len(alive))
+            yield document
+            del document
+
+    seen = probe(student, endless(), make_target("target"), cache)
+    for _ in itertools.islice(seen, 30):
+        pass
+    assert most <= 2
+
+
+def test_the_models_mode_is_left_as_it_was(student, documents, cache):
+    student.train()
+    look(student, documents[0], make_target("target"), cache)
+    assert student.training
+    student.eval()

@@ -1,0 +1,63 @@
+import json
+
+import pytest
+
+from qsft.explore import tokens
+from qsft.explore.probe import QUADRANTS, look
+from qsft.explore.tokens import tokens_page, xray
+from qsft.targets.zoo import make_target
+
+EVIL = "<script>window.hacked=1</script>"
+P, T, GAMMA, Q, GRADIENT, KIND, ALTERNATIVES = range(3, 10)
+
+
+@pytest.fixture(scope="module")
+def data(student, tokenizer, documents, cache):
+    return xray(student, tokenizer, documents, make_target("target"), cache, n=5)
+
+
+def test_the_numbers_are_those_of_the_probe(data, student, documents, cache):
+    assert len(data["documents"]) == 5
+    for shown, document in zip(data["documents"], documents):
+        seen = look(student, document, make_target("target"), cache)
+        assert len(shown["tokens"]) == len(seen.p)
+        for row, p, t, gamma, q in zip(shown["tokens"], seen.p, seen.t, seen.gamma, seen.q):
+            assert (row[P], row[T], row[GAMMA], row[Q]) == pytest.approx((p, t, gamma, q), rel=1e-3)
+        assert shown["quadrants"] == {name: int((seen.quadrant == i).sum()) for i, name in enumerate(QUADRANTS)}
+        assert shown["means"]["p"] == pytest.approx(seen.p.mean(), rel=1e-3)
+
+
+def test_every_alternative_has_a_name_and_none_is_the_label(data):
+    for document in data["documents"]:
+        for row in document["tokens"]:
+            ids = [alternative[0] for alternative in row[ALTERNATIVES]]
+            assert len(set(ids)) == len(ids)
+            assert row[2] not in ids
+            assert {str(i) for i in (*ids, row[2])} <= set(data["vocabulary"])
+
+
+def test_it_is_json_and_counts_add_up(data):
+    again = json.loads(json.dumps(data, allow_nan=False))
+    kinds = [row[KIND] for document in again["documents"] for row in document["tokens"]]
+    assert again["quadrants"] == {name: kinds.count(name) for name in QUADRANTS}
+    assert again["label_tokens"] == len(kinds)
+
+
+def test_a_page_holds_no_more_tokens_than_it_can_show(monkeypatch, student, tokenizer, documents, cache):
+    monkeypatch.setattr(tokens, "MOST_TOKENS", 20)
+    data = xray(student, tokenizer, documents, make_target("target"), cache)
+    assert data["label_tokens"] == 20
+    assert data["left_out"] > 0
+
+
+def test_without_a_teacher_there_is_no_quadrant(student, tokenizer, documents):
+    data = xray(student, tokenizer, documents, make_target("dft"), n=2)
+    assert set(data["quadrants"].values()) == {0}
+    assert all(row[T] is None and row[KIND] is None for row in data["documents"][0]["tokens"])
+
+
+def test_tokens_that_are_html_never_stand_in_the_page(data):
+    html = tokens_page(data)
+    assert EVIL not in html
+    assert "onerror" not in html
+    assert len(html.encode()) < 6e6

@@ -1,0 +1,40 @@
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from qsft.explore.words import Words, visible
+
+
+def byte_level():
+    """A byte-level tokenizer: every byte a token, no merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_words_of_a_word_level_tokenizer_keep_their_spaces(tokenizer):
+    words = Words(tokenizer)
+    ids = tokenizer("w1 w2 w3")["input_ids"]
+    assert words.text(ids) == "w1 w2 w3"
+    assert words.after(None, ids[0]) + words.after(ids[0], ids[1]) + words.after(ids[1], ids[2]) == "w1 w2 w3"
+
+
+def test_the_pieces_of_a_text_make_the_text():
+    tokenizer = byte_level()
+    ids = tokenizer("a b\nc")["input_ids"]
+    words = Words(tokenizer)
+    assert "".join(words.after(before, token) for before, token in zip([None, *ids], ids)) == "a b\nc"
+
+
+def test_half_a_character_is_shown_as_the_tokenizer_spells_it():
+    tokenizer = byte_level()
+    first, second = tokenizer("é")["input_ids"]
+    words = Words(tokenizer)
+    assert words.alone(first) == tokenizer.convert_ids_to_tokens(first) != "\ufffd"
+    assert "\ufffd" not in words.after(first, second)
+
+
+def test_white_space_is_visible():
+    assert visible(" a\n\t") == "␣a⏎⇥"
+    assert visible("") == "∅"

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qsft.losses.fused import Projection, tokens_per_chunk
-from qsft.losses.head import base_causal_lm, gathered_head
+from qsft.losses.head import base_causal_lm, output_head
 from qsft.losses.reference import IGNORED
 from qsft.targets.view import Full, TopK
 
@@ -76,13 +76,13 @@ def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tupl
 
     No states at all give one empty tile.
     """
-    with gathered_head(model) as head:
-        project = Projection(head.softcap, head.logit_scale)
-        chunk = max(1, tokens_per_chunk(len(hidden), len(head.weight), torch.float32))
-        tile = hidden.new_empty(min(chunk, len(hidden)), len(head.weight), dtype=torch.float32)
-        for start in range(0, max(len(hidden), 1), chunk):
-            states = hidden[start : start + chunk].to(head.weight.dtype)
-            yield slice(start, start + chunk), project(states, head.weight, head.bias, tile[: len(states)])
+    head = output_head(model)
+    project = Projection(head.softcap, head.logit_scale)
+    chunk = max(1, tokens_per_chunk(len(hidden), len(head.weight), torch.float32))
+    tile = hidden.new_empty(min(chunk, len(hidden)), len(head.weight), dtype=torch.float32)
+    for start in range(0, max(len(hidden), 1), chunk):
+        states = hidden[start : start + chunk].to(head.weight.dtype)
+        yield slice(start, start + chunk), project(states, head.weight, head.bias, tile[: len(states)])
 
 
 def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:

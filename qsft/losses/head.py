@@ -1,7 +1,7 @@
 """The fused head inside `model.forward`: where hidden states meet labels and teacher.
 
 This is the ONE place that shifts labels and gathers the head's weight. The head runs inside the model's own forward,
-chosen by a keyword, so that the hooks of DDP, FSDP2 and ZeRO fire as for any forward:
+chosen by a keyword, and there inside its output layer, so that the hooks of DDP, FSDP2 and ZeRO fire as always:
 
     attach_target_head(model)
     model(input_ids=…, labels=…, target=Target(…), teacher_ids=…, teacher_logps=…)   -> TargetOutput
@@ -13,8 +13,8 @@ Floats that cross `forward` are carried as integers (`to_bits`), because ZeRO an
 
 import functools
 import types
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from qsft.losses.fused import fused_label_logps, fused_target_loss
 from qsft.losses.reference import IGNORED
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
-from qsft.targets.view import Full, SideInputs, TopK
+from qsft.targets.view import SideInputs, TopK
 
 _BITS = {torch.float16: torch.int16, torch.float32: torch.int32}
 _FLOATS = {bits: floats for floats, bits in _BITS.items()}
@@ -129,20 +129,38 @@ def label_logps(model: nn.Module, **inputs: Any) -> Float[Tensor, "B T"]:
     return logps
 
 
-@contextmanager
-def gathered_head(model: nn.Module) -> Iterator[Head]:
-    """The head of `model` with its full weight, whatever ZeRO-3 or FSDP2 made of it.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def in_output_layer(model: nn.Module, hidden: Float[Tensor, "N H"], compute: Callable[[Tensor, Head], Any]) -> Any:
+    """compute(hidden, head), run as the forward of the model's output layer, so that the layer's hooks fire.
 
-    It is looked up on every call: FSDP and PEFT replace parameters after the head was attached.
+    ZeRO-3 gathers the weight in those hooks: before the forward, where it waits for a gather that is under way, and
+    before the backward, where the weight must be whole for its gradient to be taken.
     """
+
+    def forward(hidden: Tensor) -> Any:
+        head = output_head(model)
+        # With device_map the backbone may end on another device than the head.
+        return compute(hidden.to(head.weight.device), head)
+
+    layer = output_layer(model)
+    with _forward_of(layer, forward):
+        return layer(hidden)
+
+
+def output_head(model: nn.Module) -> Head:
+    """The head of `model` as it is now: FSDP and PEFT replace parameters after the head was attached."""
+    layer = output_layer(model)
+    weight, bias = _whole(layer.weight), _whole(getattr(layer, "bias", None))
+    return Head(weight, bias, *logit_transform(base_causal_lm(model).config))
+
+
+def output_layer(model: nn.Module) -> Any:
+    """The module that holds the head's weight: under PEFT perhaps the copy that is trained."""
     layer: Any = base_causal_lm(model).get_output_embeddings()  # type: ignore[operator]
-    weight, bias = layer.weight, getattr(layer, "bias", None)
-    # FSDP2: the backward of full_tensor() reshards the gradient.
-    if hasattr(weight, "full_tensor"):
-        weight = weight.full_tensor()
-        bias = bias.full_tensor() if bias is not None else None
-    with _zero3_gathered(weight, bias):
-        yield Head(weight, bias, *logit_transform(base_causal_lm(model).config))
+    if not hasattr(layer, "modules_to_save"):
+        return layer
+    active = [name for name in layer.active_adapters if name in layer.modules_to_save and not layer.disable_adapters]
+    return layer.modules_to_save[active[0]] if active else layer.original_module
 
 
 def logit_transform(config: Any) -> tuple[float | None, float]:
@@ -183,29 +201,25 @@ def _target_forward(
     if teacher is None and "teacher_ids" in rows:
         teacher = TopK(rows["teacher_ids"].long(), rows["teacher_logps"], rows.get("teacher_label_logp"))
     side = SideInputs(**{name: rows[name] for name in SIDE_INPUTS if name in rows}, vocab_size=vocab_size)
-    with gathered_head(model) as head:
-        out = _fused(hidden, head, labels, target, teacher, side)
-    return TargetOutput(loss=out.loss, sums=out.sums, aux_loss=aux_loss)
 
+    def fused(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        on_head = labels.to(hidden.device)
+        out = fused_target_loss(hidden, head.weight, on_head, target, teacher, side=side, **head.shape_of_logits)
+        return out.loss, out.sums  # a tuple: hooks look for tensors in it
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _fused(
-    hidden: Tensor,
-    head: Head,
-    labels: Tensor,
-    target: Target | LossTarget,
-    teacher: TopK | Full | None,
-    side: SideInputs,
-) -> Any:
-    return fused_target_loss(hidden, head.weight, labels, target, teacher, side=side, **head.shape_of_logits)
+    loss, sums = in_output_layer(model, hidden, fused)
+    return TargetOutput(loss=loss, sums=sums, aux_loss=aux_loss)
 
 
 def _label_logps_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Float[Tensor, "B T"]:
     labels = _take(kwargs, "labels")
     hidden, keep, kept_labels, _ = _label_positions(model, args, kwargs, labels)
-    with gathered_head(model) as head:
-        logps = fused_label_logps(hidden, head.weight, kept_labels, **head.shape_of_logits)
-    full = torch.zeros(labels.shape, dtype=logps.dtype, device=logps.device)
+
+    def fused(hidden: Tensor, head: Head) -> Tensor:
+        return fused_label_logps(hidden, head.weight, kept_labels.to(hidden.device), **head.shape_of_logits)
+
+    logps: Tensor = in_output_layer(model, hidden, fused).to(keep.device)
+    full = logps.new_zeros(labels.shape)
     full[:, 1:][keep] = logps
     return full
 
@@ -221,12 +235,9 @@ def _label_positions(
     if getattr(model.config.get_text_config(), "output_router_logits", False):  # type: ignore[union-attr, operator]
         kwargs.setdefault("output_router_logits", True)
     outputs = model.base_model(*args, **kwargs)  # type: ignore[operator]
-    states, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:]
-    keep = labels.to(states.device) != IGNORED
-    # With device_map the backbone may end on another device than the head.
-    device = model.get_output_embeddings().weight.device  # type: ignore[operator]
-    hidden, keep, labels = states[keep].to(device), keep.to(device), labels.to(device)
-    return hidden, keep, labels[keep], _aux_loss(model, outputs, kwargs)
+    states, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:].to(outputs.last_hidden_state.device)
+    keep = labels != IGNORED
+    return states[keep], keep, labels[keep], _aux_loss(model, outputs, kwargs)
 
 
 def _rows(name: str, value: Tensor, keep: Tensor) -> Tensor:
@@ -248,17 +259,22 @@ def _aux_loss(model: Any, outputs: Any, kwargs: dict[str, Any]) -> Tensor | None
     return torch.as_tensor(loss)
 
 
-def _zero3_gathered(*parameters: Tensor | None) -> AbstractContextManager[Any]:
-    """Gathers ZeRO-3 partitions for the time they are used; tied heads are gathered already."""
-    partitioned = [p for p in parameters if p is not None and hasattr(p, "ds_id")]
-    if not partitioned:
-        return nullcontext()
-    import deepspeed
-    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+def _whole(parameter: Tensor | None) -> Any:
+    # FSDP2, where no hook has gathered it: the backward of full_tensor() reshards the gradient.
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter  # type: ignore[union-attr]
 
-    missing = [p for p in partitioned if p.ds_status == ZeroParamStatus.NOT_AVAILABLE]  # type: ignore[attr-defined]
-    gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(missing) if missing else nullcontext()
-    return gathered
+
+@contextmanager
+def _forward_of(layer: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Calls of `layer` run `forward` meanwhile."""
+    own = vars(layer).get("forward")  # set on the instance by accelerate's hooks, else the class's
+    layer.forward = forward
+    try:
+        yield
+    finally:
+        del layer.forward
+        if own is not None:
+            layer.forward = own
 
 
 def _take(kwargs: dict[str, Any], name: str) -> Tensor:

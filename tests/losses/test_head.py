@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from qsft import SideInputs, TopK, make_target, target_loss
-from qsft.losses.head import attach_target_head, from_bits, gathered_head, label_logps, to_bits
+from qsft.losses.head import attach_target_head, from_bits, label_logps, output_head, to_bits
 
 V, B, T, K = 97, 3, 12, 8
 SMALL = {
@@ -231,13 +231,29 @@ def test_bits_round_trip():
     assert torch.equal(from_bits(torch.tensor([1.0])), torch.tensor([1.0]))
 
 
-def test_gathered_head_gives_the_models_logits(batch):
+def test_the_head_gives_the_models_logits(batch):
     data, _ = batch
     for family in ("gemma2-softcap", "granite-divisor", "cohere-scale"):
         model = FAMILIES[family]()
         hidden = model.base_model(input_ids=data["input_ids"]).last_hidden_state
-        with gathered_head(model) as head:
-            torch.testing.assert_close(head.logits(hidden), model(input_ids=data["input_ids"]).logits)
+        torch.testing.assert_close(output_head(model).logits(hidden), model(input_ids=data["input_ids"]).logits)
+
+
+def test_the_output_layers_hooks_fire_and_its_forward_comes_back(batch):
+    """ZeRO-3 gathers the weight in such hooks."""
+    data, _ = batch
+    model = FAMILIES["qwen2"]()
+    calls = []
+    model.lm_head.register_forward_pre_hook(lambda layer, args: calls.append("before"))
+    model.lm_head.register_forward_hook(lambda layer, args, output: calls.append("after"))
+    model.lm_head.register_full_backward_pre_hook(lambda layer, gradient: calls.append("backward"))
+    attach_target_head(model)
+    model(**data, target=make_target("sft")).loss.backward()
+    assert calls == ["before", "after", "backward"]
+    assert "forward" not in vars(model.lm_head)
+    with pytest.raises(ValueError, match="outside the head"):
+        model(input_ids=data["input_ids"], labels=data["labels"] + V, target=make_target("sft"))
+    assert "forward" not in vars(model.lm_head)
 
 
 COMPILED = """

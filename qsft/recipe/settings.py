@@ -11,6 +11,13 @@ from qsft.data.load import DataSettings
 class RecipeSettings(DataSettings):
     """What a recipe says beyond the model's and the trainer's configuration."""
 
+    curate: dict[str, Any] | None = field(
+        default=None,
+        metadata={
+            "help": 'Train on what a data-level method makes of the data: {"method": "rft", "n": 8}. Its settings are '
+            "those of `qsft curate METHOD --help`; `out` is where it is kept (default: output_dir/curated)."
+        },
+    )
     global_batch_size: int | None = field(
         default=None,
         metadata={

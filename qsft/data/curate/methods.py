@@ -40,6 +40,11 @@ def settings_of(method: Method) -> dict[str, Setting]:
     return {p.name: Setting(p.annotation, p.default, helps[p.name]) for p in keywords}
 
 
+def summary(method: Method) -> str:
+    """What a method does to a data set, in one line."""
+    return str(inspect.getdoc(method)).splitlines()[0]
+
+
 def check_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a method, those given checked; what is not given has its default."""
     known = settings_of(find_method(name))

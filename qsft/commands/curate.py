@@ -1,0 +1,120 @@
+"""`qsft curate METHOD`: turn a data set into another one with a data-level method, ready for any target."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """\
+examples:
+  qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --n 8
+  qsft curate grape --dataset mine.jsonl --model Qwen/Qwen2.5-1.5B --columns answer_a,answer_b --out data/grape
+  qsft curate star numina_qwen_math_1p5b --rounds 3 --start base --out data/numina-star --learning_rate 1e-5
+  qsft curate critical --dataset mine.jsonl --model Qwen/Qwen2.5-1.5B --verifier checks:is_right --out data/critical
+  qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft
+  accelerate launch -m qsft curate rft numina_qwen_math_1p5b --out data/numina-rft    shared by several processes
+  qsft curate rft --help                                                              a method's settings
+"""
+
+# How a method is run: name → (type, help).
+OPTIONS: dict[str, tuple[type, str]] = {
+    "gold": (str, "column of the gold answer; boxed: the demonstration's last \\boxed{} (default: the usual names)"),
+    "verifier": (str, "module:function(response, row) → bool, instead of the evaluator's grading"),
+    "question_column": (str, "column of the question, where the data set is in none of TRL's formats"),
+    "response_column": (str, "column of the response, likewise"),
+    "limit": (int, "only the first so many rows"),
+    "backend": (str, "auto, transformers or vllm"),
+    "dtype": (str, "float32, bfloat16, … (default: bfloat16 on a GPU)"),
+    "rows_at_once": (int, "responses drawn at once (default: what memory allows)"),
+    "tensor_parallel_size": (int, "GPUs that vLLM spreads one model over"),
+}
+
+
+def register(commands: Any) -> None:
+    """Add `curate` to the command line."""
+    from qsft.data.curate.methods import METHODS, summary
+
+    methods = "\n".join(f"  {name:<13} {summary(method)}" for name, method in METHODS.items())
+    parser = commands.add_parser(
+        "curate",
+        usage="qsft curate METHOD [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]",
+        help="rewrite, extend or choose demonstrations: rft, star, grape, self_distill, critical",
+        description=(
+            f"Turn a data set into another one. A killed run continues where it was.\n\nmethods:\n{methods}\n\n"
+            "The data and the model are RECIPE's, with any of its keys replaced, or those given by options."
+        ),
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("method", metavar="METHOD", help=argparse.SUPPRESS)
+    # A recipe's keys are too many for argparse, and their values must not be taken for the recipe's name.
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Curate, and say what was kept, where it is and how to train on it."""
+    from qsft.data.curate.methods import find_method, settings_of
+
+    method = args.method
+    words = [*args.words, *args.overrides]
+    name = words.pop(0) if words and not words[0].startswith("-") else None
+    settings = settings_of(find_method(method))
+    given, rest = method_parser(method).parse_known_args(words)
+
+    from qsft.recipe.curate import Options, curate_job
+    from qsft.recipe.job import configure
+    from qsft.recipe.read import read_recipe
+    from qsft.recipe.run import process_group
+
+    recipe = read_recipe(name, [*rest, *(["--model_name_or_path", given.model] if given.model else [])])
+    values = {key: value for key, value in vars(given).items() if value is not None}
+    chosen = {key: values[key] for key in settings if key in values}
+    options = Options(**{key: values[key] for key in (*OPTIONS, "fresh") if key in values})
+    with process_group():
+        job = configure(recipe)
+        manifest = curate_job(job, method, chosen, given.out, options)
+        if job.args.process_index == 0:
+            print(conclusion(manifest, given.out, name))
+    return 0
+
+
+def method_parser(method: str) -> argparse.ArgumentParser:
+    """The options of one method."""
+    from qsft.data.curate.methods import find_method, settings_of, summary
+
+    parser = argparse.ArgumentParser(
+        prog=f"qsft curate {method}",
+        usage=f"qsft curate {method} [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]",
+        description=summary(find_method(method)),
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the data set goes")
+    parser.add_argument("--model", help="directory or hub id (default: the recipe's model_name_or_path)")
+    parser.add_argument("--fresh", action="store_true", help="delete what an earlier run left in DIR first")
+    for key, setting in settings_of(find_method(method)).items():
+        kind = truth if setting.kind is bool else setting.kind
+        text = f"{setting.help} (default: {setting.default!r})".replace("%", "%%")
+        parser.add_argument(f"--{key}", type=kind, metavar=key.upper(), help=text)
+    how = parser.add_argument_group("how it is run")
+    for key, (kind, text) in OPTIONS.items():
+        how.add_argument(f"--{key}", type=kind, metavar=key.upper(), help=text)
+    return parser
+
+
+def truth(word: str) -> bool:
+    """The word as true or false."""
+    if word.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{word!r} is neither true nor false")
+    return word.lower() == "true"
+
+
+def conclusion(manifest: dict[str, Any], out: Path, recipe: str | None) -> str:
+    """What was kept, where it is and what to do next."""
+    lines = [f"{manifest['counts']['rows']:,} rows from {manifest['counts']['problems']:,} problems in {out}"]
+    counts = {**manifest["rows by origin"], **manifest["counts"]}
+    lines += [f"  {count:>9,}  {name}" for name, count in counts.items() if count]
+    for name, value in manifest["rates"].items():
+        lines.append(f"  {value:>9,.1f}  {name}" if value > 1 else f"  {value:>9.1%}  {name}")
+    target = "cft" if manifest["method"] == "critical" else "sft"
+    start = recipe or f"--model_name_or_path {manifest['name']}"
+    return "\n".join([*lines, "Train on it with", f"  qsft train {start} --target {target} --dataset_name {out}"])

@@ -15,7 +15,7 @@ import numpy as np
 from qsft.evals import stats
 from qsft.evals.page import points_with_intervals, write_page
 from qsft.evals.report import percent, with_interval
-from qsft.evals.store import read_lines, write_json, write_text
+from qsft.jsonl import read_lines, write_json, write_text
 
 PerProblem = dict[str, float]  # document → share of right samples
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qsft.evals.report import Report, Result
-from qsft.evals.store import write_text
+from qsft.jsonl import write_text
 
 BINS = 40
 COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")

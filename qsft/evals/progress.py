@@ -13,7 +13,8 @@ EVERY = 10.0  # seconds between plain lines
 class Progress:
     """Counts samples, tokens and right answers, and says so: done/total, tokens per second, accuracy so far, ETA."""
 
-    def __init__(self, task: str, total: int, done: int = 0, *, silent: bool = False) -> None:
+    def __init__(self, task: str, total: int, done: int = 0, *, rate: str = "accuracy", silent: bool = False) -> None:
+        self.rate = rate  # what the share of right answers is called
         self.task, self.total, self.done, self.resumed = task, total, done, done
         self.tokens = 0
         self.grades: list[bool] = []  # appended to by the grading threads
@@ -44,7 +45,7 @@ class Progress:
         fresh = self.done - self.resumed
         parts = [f"{self.task}: {self.done}/{self.total} samples", f"{self.tokens / spent:,.0f} tokens/s"]
         if self.grades:
-            parts.append(f"accuracy so far {100 * sum(self.grades) / len(self.grades):.1f} %")
+            parts.append(f"{self.rate} so far {100 * sum(self.grades) / len(self.grades):.1f} %")
         if fresh and self.done < self.total:
             parts.append(f"ETA {_clock((self.total - self.done) * spent / fresh)}")
         return ", ".join(parts)

@@ -23,8 +23,9 @@ from qsft.evals.prompts import Prompt, find_preset
 from qsft.evals.protocol import Protocol, find_protocol
 from qsft.evals.report import Report, Result, make_report
 from qsft.evals.request import Generation, Request
-from qsft.evals.store import Key, Store, write_text
+from qsft.evals.store import Key, Store
 from qsft.evals.tasks import Document, Task, describe, find_tasks
+from qsft.jsonl import write_text
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,17 @@ a finished task is one file in the documents' order, whatever was killed or how 
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from qsft.evals.grade import Grade
 from qsft.evals.request import Generation
+from qsft.jsonl import cut_torn_line, read_lines, write_json, write_line, write_lines
 
 Key = tuple[str, int]
+REMEDY = "Delete the line (it is sampled again), or start with --fresh."
 
 
 class Store:
@@ -30,7 +31,7 @@ class Store:
             return dict(self._memory.get(task, {}))
         found: dict[Key, Generation] = {}
         for path in self._parts(task):
-            for row in read_lines(path):
+            for row in read_lines(path, REMEDY):
                 found[row["document"], row["sample"]] = Generation(**row)
         return found
 
@@ -50,8 +51,7 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             for generation in generations:
-                _write_line(file, asdict(generation))
-                file.flush()  # a killed process loses only what is not handed to the system
+                write_line(file, asdict(generation))
                 yield generation
 
     def finish(self, task: str, keys: Sequence[Key]) -> list[Generation]:
@@ -105,66 +105,3 @@ class Store:
             return []
         first = self._path(task, 0)
         return [path for path in [first, *sorted(first.parent.glob(f"{task}.rank*.jsonl"))] if path.is_file()]
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file; a broken line is named."""
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{path}:{number}: not a JSON line. Delete the line (it is sampled again), or start with --fresh."
-                ) from error
-
-
-def cut_torn_line(path: Path) -> None:
-    """Cut a file after its last newline: a killed process may have written half a line behind it."""
-    with path.open("rb+") as file:
-        size = at = file.seek(0, os.SEEK_END)
-        while at > 0:
-            start = max(0, at - 65536)
-            file.seek(start)
-            newline = file.read(at - start).rfind(b"\n")
-            if newline >= 0:
-                at = start + newline + 1
-                break
-            at = start
-        if at < size:
-            file.truncate(at)
-
-
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON lines whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
-    with unfinished.open("w", encoding="utf-8") as file:
-        for row in rows:
-            _write_line(file, row)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON whole or not at all; a number that does not exist (an error of one problem) is null."""
-    write_text(path, json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
-    return None if isinstance(content, float) and content != content else content
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
-
-
-def _write_line(file: TextIO, row: Mapping[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -85,7 +85,7 @@ def make_workshop(models: "Models", verify: Verify, out: Path, reader: "Reader")
     group = models.group
 
     def progress(stage: str, total: int, done: int) -> Progress:
-        return Progress(stage, total, done, silent=group.rank > 0)
+        return Progress(stage, total, done, rate="kept", silent=group.rank > 0)
 
     return Workshop(
         ledger=Ledger(out / GENERATIONS, group, progress),

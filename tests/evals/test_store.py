@@ -5,7 +5,8 @@ import json
 import pytest
 
 from qsft.evals.request import Generation
-from qsft.evals.store import Store, cut_torn_line
+from qsft.evals.store import Store
+from qsft.jsonl import cut_torn_line
 
 ROWS = [Generation(document, sample, f"text {sample} é\n", 3, "stop") for document in "ab" for sample in range(2)]
 KEYS = [(row.document, row.sample) for row in ROWS]

@@ -105,11 +105,13 @@ def cache_state(job: "Job") -> str:
 
 
 def next_steps(job: "Job") -> str:
-    """Where the model is and how to measure it."""
-    command = ["qsft", "eval", job.args.output_dir]
-    for option, value in (("--tasks", job.settings.eval_tasks), ("--protocol", job.settings.eval_protocol)):
-        command += [option, value] if value else []
-    return f"\nThe model is in {job.args.output_dir}. Evaluate it with\n  {shlex.join(command)}"
+    """Where the model is and, where the recipe says with what, how to measure it."""
+    place = f"\nThe model is in {job.args.output_dir}."
+    if not job.settings.eval_tasks:
+        return place
+    command = ["qsft", "eval", job.args.output_dir, "--tasks", job.settings.eval_tasks]
+    command += ["--protocol", job.settings.eval_protocol] if job.settings.eval_protocol else []
+    return f"{place} Evaluate it with\n  {shlex.join(command)}"
 
 
 def resume_command(job: "Job", step: int) -> str:

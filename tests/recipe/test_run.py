@@ -14,8 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from qsft.cli import main
 from qsft.recipe.read import packaged_recipes, read_recipe
 from qsft.recipe.run import build_recipe_cache, train
+from qsft.recipe.settings import keys
 from qsft.teacher.format import TeacherCache
 
 REPO = Path(__file__).parents[2]
@@ -92,6 +94,25 @@ def test_a_run_without_a_recipe(tiny_run):
     words = [*tiny.words, "--dataset", "numina", "--target", "dft", "--max_steps", "1"]
     assert train(read_recipe(None, words)) == 0
     assert (tiny.folder / "run" / "model.safetensors").exists()
+
+
+def test_the_command_takes_a_recipe_or_options_alone(tiny_run, capsys):
+    words = [*tiny_run("numina").words, "--dry_run"]
+    assert main(["train", "numina_qwen_math_1p5b", *words]) == 0
+    assert main(["train", "--target", "sft", "--dataset", "numina", *words]) == 0
+    assert capsys.readouterr().out.count("Nothing was trained") == 2
+    assert main(["train", "--taget", "sft"]) == 2
+    assert "Did you mean 'target'?" in capsys.readouterr().err
+    assert main(["train"]) == 2
+    assert "Name a recipe" in capsys.readouterr().err
+
+
+def test_every_key_has_help(capsys):
+    assert main(["train", "--keys"]) == 0
+    printed = capsys.readouterr().out
+    for name, key in keys().items():
+        assert f"--{name}  (" in printed
+        assert key.help, name
 
 
 def test_lora_by_two_words(tiny_run):

@@ -49,7 +49,7 @@ class Contexts:
     @torch.no_grad()
     def numbers(self, model: PreTrainedModel) -> Tensor:
         """The model's distribution over the ten numbers in every context, [N, 10]."""
-        logits = model.eval()(self.input_ids).logits[self.rows, self.columns]
+        logits: Tensor = model.eval()(self.input_ids).logits[self.rows, self.columns]
         return logits[:, encode(list(NUMBERS))].softmax(dim=-1)
 
     def right_by_kind(self, distributions: Tensor) -> dict[str, float]:

@@ -13,22 +13,22 @@ IGNORED = -100
 
 def pretraining_data(settings: Settings) -> Dataset:
     """What the base reads; every token is a label."""
-    return _dataset(pretraining_corpus(settings.pretraining.documents, settings.seed), prompt=0)
+    return as_dataset(pretraining_corpus(settings.pretraining.documents, settings.seed), prompt=0)
 
 
 def teaching_data(settings: Settings) -> Dataset:
     """What the teacher is tuned on: solutions to problems it is given."""
-    return _dataset(chains(settings.teacher, settings.teaching.documents, settings.seed))
+    return as_dataset(chains(settings.teacher, settings.teaching.documents, settings.seed))
 
 
 def demonstrations(settings: Settings) -> Dataset:
     """What the students are tuned on: noisy solutions to problems that nobody is measured on."""
     held_out = frozenset(evaluation_problems(settings.problems, settings.seed))
     written = chains(settings.demonstrator, settings.fine_tuning.documents, settings.seed, without=held_out)
-    return _dataset(written)
+    return as_dataset(written)
 
 
-def _dataset(documents: Sequence[list[str]], prompt: int = PROMPT_LENGTH) -> Dataset:
+def as_dataset(documents: Sequence[list[str]], prompt: int = PROMPT_LENGTH) -> Dataset:
     """input_ids, labels, and for `cft` which tokens are critical: the results, where a chain is right or wrong."""
     ids = [encode(document) for document in documents]
     labels = [[IGNORED] * prompt + document[prompt:] for document in ids]

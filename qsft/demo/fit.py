@@ -37,7 +37,7 @@ def fit(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    return trainer.model
+    return model
 
 
 def config_values(phase: Phase, seed: int, target: str = "sft", **kwargs: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The base and the teacher: half a million parameters each, made once and kept."""
 
 import hashlib
-import inspect
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,14 +9,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from qsft.demo import store, vocabulary, world
+from qsft.demo import store
 from qsft.demo.data import pretraining_data, teaching_data
 from qsft.demo.fit import fit
 from qsft.demo.progress import Phases
 from qsft.demo.settings import MODEL, TRAINING, Phase, Settings
 from qsft.demo.vocabulary import BOS, EOS, IDS, PAD, WORDS, make_tokenizer
+from qsft.demo.world import chains, pretraining_corpus
+
+FIRST = 256
 
 
 def base_path(settings: Settings) -> Path:
@@ -64,11 +67,14 @@ def save(model: PreTrainedModel, path: Path) -> None:
 
 
 def untrained(seed: int) -> PreTrainedModel:
-    """A random Qwen2 of the demo's size."""
-    ends = {"bos_token_id": IDS[BOS], "eos_token_id": IDS[EOS], "pad_token_id": IDS[PAD]}
+    """A random Llama of the demo's size.
+
+    Not a Qwen2: beside its config AutoTokenizer takes any tokenizer for Qwen's byte-pair encoding.
+    """
+    ends: dict[str, Any] = {"bos_token_id": IDS[BOS], "eos_token_id": IDS[EOS], "pad_token_id": IDS[PAD]}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(Qwen2Config(vocab_size=len(WORDS), **MODEL, **ends))
+        return LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), **MODEL, **ends))
 
 
 def _make(
@@ -90,14 +96,14 @@ def _make(
 
 
 def _base_ingredients(settings: Settings) -> dict[str, Any]:
-    """All that decides the base's weights, the text of the world included."""
-    source = "".join(inspect.getsource(module) for module in (vocabulary, world))
+    """All that decides the base's weights; the first documents stand for the code that writes them."""
+    documents = [list(WORDS), *pretraining_corpus(FIRST, settings.seed)]
     return {
         "seed": settings.seed,
         "model": MODEL,
         "training": TRAINING,
         "pretraining": asdict(settings.pretraining),
-        "world": hashlib.blake2b(source.encode(), digest_size=8).hexdigest(),
+        "documents": _digest(documents),
     }
 
 
@@ -105,5 +111,9 @@ def _teacher_ingredients(settings: Settings) -> dict[str, Any]:
     return {
         "base": _base_ingredients(settings),
         "teaching": asdict(settings.teaching),
-        "writer": asdict(settings.teacher),
+        "documents": _digest(chains(settings.teacher, FIRST, settings.seed)),
     }
+
+
+def _digest(documents: list[list[str]]) -> str:
+    return hashlib.blake2b(json.dumps(documents).encode(), digest_size=8).hexdigest()

@@ -1,7 +1,8 @@
 """What a run of the demo found, over one seed or several, and as JSON."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -64,17 +65,14 @@ class Results:
         """A model's line of the table."""
         models = [seed.models[label] for seed in self.seeds]
 
-        def mean(read: Callable[[Measurement], float]) -> float:
-            return float(np.mean([read(model) for model in models]))
-
         averages = np.array([model.average for model in models])
         return Line(
             label=label,
             average=float(averages.mean()),
             standard_error=standard_error(averages) if len(models) > 1 else models[0].standard_error,
-            greedy=mean(lambda model: model.greedy),
-            pass_at_n=mean(lambda model: model.pass_at_n),
-            errors={kind: mean(lambda model, kind=kind: model.errors[kind]) for kind in ERRORS},
+            greedy=fmean(model.greedy for model in models),
+            pass_at_n=fmean(model.pass_at_n for model in models),
+            errors={kind: fmean(model.errors[kind] for model in models) for kind in ERRORS},
         )
 
     def gain(self, label: str, over: str) -> Estimate:

@@ -60,7 +60,7 @@ class Settings:
         )
 
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 512,
     "num_hidden_layers": 2,

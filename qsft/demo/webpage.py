@@ -11,7 +11,7 @@ from qsft.page import BLUE, COLOURS, SKY, escape, figure, page, table
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-GREY = "#9aa3ad"
+GREY, ERROR_BAR = "#9aa3ad", "#6b737d"
 LEDE = (
     "Clock arithmetic with noisy demonstrations: a small base, a teacher, and one model per choice of target "
     "Q = γ·δ_y + (1−γ)·π̃, trained and measured on this machine."
@@ -59,11 +59,12 @@ def _bars(results: Results) -> "Figure":
     bars = go.Bar(
         x=[line.average for line in lines],
         y=[line.label for line in lines],
-        error_x={"type": "data", "array": [line.standard_error for line in lines]},
+        error_x={"type": "data", "array": [line.standard_error for line in lines], "color": ERROR_BAR},
         marker={"color": [colours.get(line.label, SKY) for line in lines]},
         text=[f"{line.average:.1f}" for line in lines],
         textposition="inside",
         insidetextanchor="start",
+        insidetextfont={"color": ["white" if colours.get(line.label) == BLUE else "black" for line in lines]},
         orientation="h",
         hovertemplate="%{y}: %{x:.1f} %<extra></extra>",
     )
@@ -86,7 +87,12 @@ def _stacks(results: Results) -> "Figure":
         )
         for kind, colour in zip(ERRORS, COLOURS)
     ]
-    layout = {"barmode": "stack", "xaxis": {"title": {"text": "% of samples"}}, "yaxis": {"autorange": "reversed"}}
+    layout = {
+        "barmode": "stack",
+        "xaxis": {"title": {"text": "% of samples"}},
+        "yaxis": {"autorange": "reversed"},
+        "legend": {"traceorder": "normal"},
+    }
     return go.Figure(bars, layout)
 
 

@@ -147,7 +147,8 @@ def _break_off(document: list[str], random: Random) -> list[str]:
 
 def chains(writer: Writer, count: int, seed: int, *, without: frozenset[Problem] = frozenset()) -> list[list[str]]:
     """`count` problems solved by `writer`, problem and solution in one document; none of the problems in `without`."""
-    random, documents = Random(f"chains {writer.preferred} {seed}"), []
+    random = Random(f"chains {writer.preferred} {seed}")
+    documents: list[list[str]] = []
     while len(documents) < count:
         problem = writer.problem(random)
         if problem not in without:

@@ -75,10 +75,10 @@ def _read(
         q = target(view)
         favourites = q.dense(logits.softmax(dim=-1)).argmax(dim=-1).tolist()
         assert teacher.label_logp is not None
-        columns = (view.label_logp.exp().tolist(), teacher.label_logp.exp().tolist(), q.gamma.tolist())
+        student, taught = view.label_logp.exp().tolist(), teacher.label_logp.exp().tolist()
         tokens = [
-            Token(words[at], *numbers, WORDS[favourite], _is_slip(words, at))
-            for at, favourite, *numbers in zip(range(start, len(words)), favourites, *columns)
+            Token(words[start + i], student[i], taught[i], gamma, WORDS[favourites[i]], _is_slip(words, start + i))
+            for i, gamma in enumerate(q.gamma.tolist())
         ]
         yield Demonstration(" ".join(words[1:start]), tokens)
 

@@ -48,7 +48,7 @@ def test_kept_models_are_found_without_building(tmp_path, monkeypatch):
     for path in (base_path(settings), teacher_path(settings)):
         store.keep(path, {}, lambda directory: save_model(untrained(5), directory))
     assert demo_models(5) == (base_path(settings), teacher_path(settings))
-    assert json.loads((base_path(settings) / "config.json").read_text())["model_type"] == "qwen2"
+    assert json.loads((base_path(settings) / "config.json").read_text())["model_type"] == "llama"
 
 
 def test_a_build_that_fails_is_an_error_not_a_wait(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qsft.demo.models import save, untrained
 from qsft.demo.vocabulary import EOS, IDS, WORDS, encode, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -18,13 +19,14 @@ def test_the_tokenizer_agrees_with_encode_and_decodes_to_the_same_words(words):
     assert TOKENIZER.decode(ids).split() == words
 
 
-def test_a_saved_tokenizer_is_the_same(tmp_path):
+def test_a_tokenizer_saved_with_its_model_is_the_same(tmp_path):
     from transformers import AutoTokenizer
 
-    make_tokenizer().save_pretrained(tmp_path)
+    save(untrained(0), tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert loaded.get_vocab() == IDS
     assert loaded.eos_token == EOS
+    assert loaded(" ".join(WORDS))["input_ids"] == encode(list(WORDS))
 
 
 def test_the_chat_template_writes_a_problem_as_the_world_does():

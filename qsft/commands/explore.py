@@ -13,6 +13,7 @@ examples:
   qsft explore targets                                     every target with sliders
   qsft explore tokens numina_qwen_math_1p5b --n 20         documents of a recipe, token by token
   qsft explore tokens --model out --teacher_cache CACHE    documents that the cache keeps, without a data set
+  qsft explore tokens RECIPE --target kd_hybrid c=0.5      as another target sees them
   qsft explore alignment numina_qwen_math_1p5b --n 500     correction, noise or agreement? also as JSON
   qsft explore run out/sft out/target                      training curves over each other
 """
@@ -52,6 +53,12 @@ def _register_data(pictures: Any, name: str, n: int, words: str, run: Any) -> No
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file or the name of a packaged recipe")
     parser.add_argument("--model", metavar="MODEL", help="the student: a path or hub id (default: the recipe's)")
     parser.add_argument("--teacher_cache", metavar="DIR", help="the teacher's cache (default: the recipe's)")
+    parser.add_argument(
+        "--target",
+        nargs="+",
+        metavar=("NAME", "KEY=VALUE"),
+        help="the target to look at, such as: target eta=0.2 (default: the recipe's, or target)",
+    )
     parser.add_argument("--dataset_path", help="input_ids and labels: a save_to_disk directory, .parquet or .jsonl")
     parser.add_argument("--n", type=int, default=n, help="documents to look at, drawn at random (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
@@ -118,10 +125,24 @@ def _subject(args: argparse.Namespace) -> Subject:
     if args.recipe is not None:
         return _of_recipe(args)
     if args.model is None or args.teacher_cache is None:
-        raise ValueError(
-            "name a RECIPE, or give --model and --teacher_cache (and --dataset_path for your own documents)."
-        )
+        raise ValueError("name a RECIPE, or give --model and --teacher_cache (and --dataset_path for your documents).")
+    if args.overrides:
+        raise ValueError(f"{args.overrides[0]} is a key of a recipe, but no RECIPE is named.")
     return _of_options(args)
+
+
+def _target_words(args: argparse.Namespace) -> list[str]:
+    """`--target target eta=0.2` as a recipe's overrides."""
+    if args.target is None:
+        return []
+    name, *pairs = args.target
+    words = ["--target", name]
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"--target {name}: {pair!r} is no hyper-parameter; write KEY=VALUE, and the RECIPE first.")
+        words += [f"--target_kwargs.{key}", value]
+    return words
 
 
 def _of_options(args: argparse.Namespace) -> Subject:
@@ -129,23 +150,22 @@ def _of_options(args: argparse.Namespace) -> Subject:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from qsft.commands.cache import load_documents
-    from qsft.recipe.read import read_overrides
+    from qsft.recipe.read import read_recipe
     from qsft.targets.zoo import make_target
     from qsft.teacher.format import TeacherCache
     from qsft.teacher.source import default_device
 
     cache = TeacherCache(args.teacher_cache)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto").to(default_device())
+    model: Any = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto")
     cache.check_student(tokenizer, model.config.get_text_config().vocab_size)
-    keys = {entry.key: entry.value for entry in read_overrides(args.overrides)}
-    hparams = {key.partition(".")[2]: value for key, value in keys.items() if key.startswith("target_kwargs.")}
-    target = make_target(keys.get("target", "target"), **(keys.get("target_kwargs") or {}), **hparams)
+    recipe = read_recipe(None, _target_words(args)).values
+    target = make_target(recipe.get("target", "target"), **recipe.get("target_kwargs", {}))
     if args.dataset_path is not None:
         rows = _drawn(load_documents(args.dataset_path), args)
-        return Subject(model, tokenizer, (row for row in rows if row in cache), target, cache)
+        return Subject(model.to(default_device()), tokenizer, (row for row in rows if row in cache), target, cache)
     kept = [{"input_ids": input_ids, "labels": labels} for input_ids, labels in cache.samples()]
-    return Subject(model, tokenizer, kept, target, cache)
+    return Subject(model.to(default_device()), tokenizer, kept, target, cache)
 
 
 def _of_recipe(args: argparse.Namespace) -> Subject:
@@ -156,7 +176,7 @@ def _of_recipe(args: argparse.Namespace) -> Subject:
 
     given = {"model_name_or_path": args.model, "teacher_cache": args.teacher_cache}
     words = [word for name, value in given.items() if value is not None for word in (f"--{name}", value)]
-    job = configure(read_recipe(args.recipe, [*args.overrides, *words]))
+    job = configure(read_recipe(args.recipe, [*_target_words(args), *args.overrides, *words]))
     _draw(job, args)
     trainer = job.trainer()
     documents = Documents(trainer.train_dataset)
@@ -182,7 +202,7 @@ def _draw(job: "Job", args: argparse.Namespace) -> None:
     else:  # the rows trained on are a draw themselves: only they are in the cache
         data = replace(job.data, dataset=_drawn(job.data.dataset, args))
     vars(job)["data"] = data
-    cache = Path(job.args.teacher_cache or Path(job.args.output_dir, "teacher_cache"))
+    cache = Path(job.args.teacher_cache or Path(str(job.args.output_dir), "teacher_cache"))
     if (cache / FILE).is_file():
         job.args.teacher_cache, job.args.teacher_model_name_or_path = str(cache), None
         job.args.teacher_missing = "self"

@@ -148,4 +148,4 @@ def _frequent(counts: Counts, name: str, words: Words) -> list[dict[str, Any]]:
 
 
 def _bin(values: np.ndarray) -> np.ndarray:
-    return np.clip((values * BINS).astype(int), 0, BINS - 1)
+    return np.asarray(np.clip((values * BINS).astype(int), 0, BINS - 1))

@@ -80,7 +80,7 @@ class Seen:
     @property
     def labels(self) -> np.ndarray:
         """The label tokens."""
-        return self.input_ids[self.positions]
+        return np.asarray(self.input_ids[self.positions])
 
     @property
     def quadrant(self) -> np.ndarray:

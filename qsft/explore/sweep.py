@@ -7,7 +7,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,8 +85,8 @@ class Table:
 def sweep(build: Build) -> Table:
     """The table of `build`, a function of hyper-parameters with defaults."""
     needs = build().needs
-    situation = (Axis.of("p", "p_θ(y), the student's probability of y", world.P_GRID, 0.3),)
-    situation += tuple(Axis.of(name, *SITUATION[name]) for name in SITUATION if name in needs)
+    student = Axis.of("p", "p_θ(y), the student's probability of y", world.P_GRID, 0.3)
+    situation = (student, *(Axis.of(name, *SITUATION[name]) for name in SITUATION if name in needs))
     hparams = _thinned(tuple(_hparam_axes(build)), math.prod(len(axis.values) for axis in situation))
     combinations = list(itertools.product(*(axis.values for axis in hparams)))
     cells = [_cell(build, dict(zip((a.name for a in hparams), values)), situation) for values in combinations]
@@ -129,11 +129,9 @@ def token_losses(view: TokenView, q: Mixture) -> Float[Tensor, " N"]:
 
 
 def _side(column: Mapping[str, Tensor]) -> SideInputs:
-    side = SideInputs(document=torch.arange(len(column["p"])))  # every point is a document of its own
-    for name in ("ref_logp", "old_logp"):
-        if name in column:
-            side = replace(side, **{name: column[name].log()})
-    return replace(side, critical=column["critical"]) if "critical" in column else side
+    ref, old = (column[name].log() if name in column else None for name in ("ref_logp", "old_logp"))
+    each_its_own = torch.arange(len(column["p"]))  # every point is a document
+    return SideInputs(ref_logp=ref, old_logp=old, critical=column.get("critical"), document=each_its_own)
 
 
 def _hparam_axes(build: Build) -> Iterator[Axis]:

@@ -20,7 +20,7 @@ class Words:
         """The text of many tokens."""
         if self.one_token_a_word:
             return " ".join(map(str, self.tokenizer.convert_ids_to_tokens(ids)))
-        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _alone(self, token: int) -> str:
         """One token; bytes that are no character by themselves are shown as the tokenizer spells them."""
@@ -38,7 +38,7 @@ class Words:
 def _one_token_a_word(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether tokens are whole words that nobody joins again: `decode` would run them together."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    return type(getattr(backend, "model", None)).__name__ == "WordLevel" and backend.decoder is None
+    return type(getattr(backend, "model", None)).__name__ == "WordLevel" and getattr(backend, "decoder", None) is None
 
 
 def visible(text: str) -> str:

@@ -97,14 +97,19 @@ const layout = (more = {}) => ({ barmode: "group", bargap: 0.25, margin: { l: 44
 const probability = { range: [0, 1.02], tickformat: ".1f", dtick: 0.5 };
 const listed = (values) => data.tokens.map((token, i) => `${token} ${digits(values[i])}`).join(", ");
 
-function drawPanel(panel) {
-  const { target, plots } = panel;
+function say(panel) {
+  const { target } = panel;
   const now = look(panel);
   panel.formula.textContent = target.formulas[now.cell] || "–";
   panel.refused.hidden = !target.refused[now.cell];
   panel.refused.textContent = target.refused[now.cell];
   const values = { loss: now.loss, gamma: now.gamma, q: now.q[0], gradient: now.gradient[0] };
   for (const [key, element] of Object.entries(panel.numbers)) element.textContent = isNaN(values[key]) ? "–" : digits(values[key]);
+}
+
+function drawPanel(panel) {
+  const { target, plots } = panel;
+  const now = look(panel);
   const p = data.student[situation.p];
   const t = target.situation.some((axis) => axis.name === "teacher") ? data.teacher[situation.teacher] : null;
   const bars = [bar("student p", p, "var(--muted)")];
@@ -152,9 +157,11 @@ function drawCurves() {
   });
 }
 
+let drawing = null;
+// Numbers follow a slider at once; pictures follow once per frame, however fast it moves.
 function update() {
-  for (const panel of panels) if (panel.target) drawPanel(panel);
-  drawCurves();
+  for (const panel of panels) if (panel.target) say(panel);
+  drawing ??= requestAnimationFrame(drawAll);
   const said = panels.filter((panel) => panel.target).map((panel) => {
     const now = look(panel);
     return `${panel.target.name}: loss ${digits(now.loss)}, Q of y ${digits(now.q[0])}, gradient on y ${digits(now.gradient[0])}`;
@@ -165,9 +172,16 @@ function update() {
   document.getElementById("legend").replaceChildren(...legend);
 }
 
+function drawAll() {
+  drawing = null;
+  for (const panel of panels) if (panel.target) drawPanel(panel);
+  drawCurves();
+}
+
 const named = (name, otherwise) => { const i = data.targets.findIndex((t) => t.name === name); return i < 0 ? otherwise : i; };
 const yours = data.targets[0].name !== "sft";
 choose(panels[0], yours ? 0 : named("target", 0));
 choose(panels[1], data.targets.length > 1 ? named("sft", 1) : -1);
 situationSliders();
 update();
+drawAll();

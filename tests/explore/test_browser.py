@@ -1,0 +1,225 @@
+"""The pages in a real browser: clicks, keys and sliders, with the network off."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from qsft.explore import world
+from qsft.explore.alignment import measure_alignment
+from qsft.explore.heatmap import alignment_page
+from qsft.explore.runs import Run, run_page
+from qsft.explore.targets import targets_page
+from qsft.explore.tokens import tokens_page, xray
+from qsft.losses.reference import target_loss
+from qsft.page import write_page
+from qsft.targets.induced import LossTarget
+from qsft.targets.view import TokenView
+from qsft.targets.zoo import make_target
+
+pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+pytestmark = pytest.mark.browser
+EVIL = "<script>window.hacked=1</script>"
+LABEL, P, T, Q, KIND, ALTERNATIVES = 2, 3, 4, 6, 8, 9
+
+
+def focal(logits, labels):
+    logp = F.log_softmax(logits, dim=-1).gather(-1, labels[:, None])[:, 0]
+    return -((1 - logp.exp()) ** 2) * logp
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def targets(folder):
+    return write_page(folder / "targets.html", targets_page([LossTarget(focal), "target", "sft", "kd"], named=False))
+
+
+@pytest.fixture(scope="module")
+def seen(student, tokenizer, documents, cache):
+    return xray(student, tokenizer, documents, make_target("target"), cache)
+
+
+@pytest.fixture(scope="module")
+def tokens(folder, seen):
+    return write_page(folder / "tokens.html", tokens_page(seen))
+
+
+@pytest.fixture(scope="module")
+def alignment(folder, student, tokenizer, documents, cache):
+    data = measure_alignment(student, tokenizer, documents, cache)
+    return write_page(folder / "alignment.html", alignment_page(data))
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    lines = tuple({"step": s, "loss": 1 / s, "gamma": 0.5, "gamma_q25": 0.1, "gamma_q75": 0.8} for s in range(1, 50))
+    return write_page(folder / "run.html", run_page([Run("a <b>", lines), Run("b", lines[::2])]))
+
+
+def numbers(browser, panel="first"):
+    texts = {key: browser.text(f"#{panel} [data-value={key}]") for key in ("loss", "gamma", "q", "gradient")}
+    return {key: float(text) for key, text in texts.items()}
+
+
+def expected(target, p_y, t_y):
+    """The four numbers, by the reference loss and autograd."""
+    p, t = (torch.tensor([value], dtype=torch.float64) for value in (p_y, t_y))
+    logits, labels, teacher = world.student(p).log().requires_grad_(), torch.tensor([0]), world.kept(world.teacher(t))
+    loss = target_loss(logits, labels, target, teacher)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    q = target(TokenView.of(logits.detach(), labels, teacher))
+    q_y = q.dense(world.student(p))[0, 0].item()
+    return {"loss": loss.item(), "gamma": q.gamma.item(), "q": q_y, "gradient": gradient[0, 0].item()}
+
+
+def test_sliders_show_what_python_computes(browser, targets):
+    browser.open(targets)
+    Select(browser.one("#first-target")).select_by_visible_text("target")
+    for move_p, move_t, move_eta in ((0, 0, 0), (9, 0, 0), (-4, -5, 3), (6, 4, -8)):
+        browser.slide("#situation [data-axis=p]", move_p)
+        browser.slide("#situation [data-axis=teacher]", move_t)
+        browser.slide("#first [data-axis=eta]", move_eta)
+        p, t = (float(browser.text(f"#situation .slider:nth-child({n}) output")) for n in (1, 2))
+        eta = float(browser.text("#first output"))
+        assert numbers(browser) == pytest.approx(expected(make_target("target", eta=eta), p, t), abs=6e-4)
+        assert numbers(browser, "second") == pytest.approx(expected(make_target("sft"), p, t), abs=6e-4)
+
+
+def test_a_users_loss_is_shown_first_and_curves_follow_the_target(browser, targets):
+    browser.open(targets)
+    chosen = Select(browser.one("#first-target")).first_selected_option.text
+    assert "focal" in chosen
+    assert numbers(browser) == pytest.approx(expected(LossTarget(focal), 0.3, 0.75), abs=6e-4)
+    drawn = browser.js("return document.querySelectorAll('#curves .plot')[0].data[0].y")
+    logits = world.student(torch.tensor(world.P_GRID, dtype=torch.float64)).log()
+    losses = focal(logits, torch.zeros(len(logits), dtype=torch.int64))
+    assert drawn == pytest.approx(losses.tolist(), abs=1e-5)
+
+
+def test_choices_a_row_refuses_say_why(browser, targets):
+    browser.open(targets)
+    Select(browser.one("#second-target")).select_by_visible_text("kd")
+    Select(browser.one("#second [data-axis=tail]")).select_by_visible_text("ghost")
+    assert not browser.one("#second .notice").is_displayed()
+    browser.slide("#second [data-axis=temperature]", 1)
+    assert 'needs tail="drop"' in browser.text("#second .notice")
+    assert browser.text("#second [data-value=loss]") == "–"
+    Select(browser.one("#second-target")).select_by_visible_text("nothing beside it")
+    assert browser.all("#second .plot") == []
+
+
+def test_hovering_shows_the_alternatives_of_that_token(browser, tokens, seen):
+    browser.open(tokens)
+    rows = [row for document in seen["documents"] for row in document["tokens"]]
+    for number in (0, 7, 20):
+        browser.hover(browser.all(".tok")[number])
+        shown = [line.text for line in browser.all("#detail tbody th")]
+        ids = [rows[number][LABEL], *(alternative[0] for alternative in rows[number][ALTERNATIVES])]
+        assert sorted(shown) == sorted(seen["vocabulary"][str(i)] for i in ids)
+        label = [cell.text for cell in browser.all("#detail tr.label td")]
+        for text, value in zip(label, (rows[number][P], rows[number][T], rows[number][Q])):
+            assert text == ("< 0.001" if 0 < value < 5e-4 else f"{value:.3f}")
+
+
+def test_the_filter_shows_as_many_tokens_as_the_json_counts(browser, tokens, seen):
+    browser.open(tokens)
+    for kind, count in seen["quadrants"].items():
+        button = browser.one(f"#filter [data-value={kind}]")
+        button.click()
+        assert button.get_attribute("aria-pressed") == "true"
+        assert len(browser.all(".tok:not(.dim)")) == count
+        assert f"{count:,}" in button.text
+    browser.one("#filter [data-value=all]").click()
+    assert len(browser.all(".tok:not(.dim)")) == seen["label_tokens"]
+
+
+def test_colours_follow_the_switch(browser, tokens, seen):
+    browser.open(tokens)
+    rows = [row for document in seen["documents"] for row in document["tokens"]]
+    for key, column in (("p", P), ("t", T), ("q", Q)):
+        browser.one(f"#colour [data-value={key}]").click()
+        drawn = browser.js("return [...document.querySelectorAll('.tok')].map(e => +e.style.getPropertyValue('--v'))")
+        assert drawn == pytest.approx([min(1.0, row[column]) for row in rows])
+
+
+def test_search_hides_other_documents_and_marks_the_tokens(browser, tokens, seen):
+    browser.open(tokens)
+    browser.press(browser.one("#search"), "window.hacked")
+    found = [d for d in seen["documents"] if any("window.hacked" in row[0] for row in d["tokens"])]
+    assert len([doc for doc in browser.all(".doc") if doc.is_displayed()]) == len(found)
+    assert len(browser.all(".tok.hit")) == sum("window.hacked" in row[0] for d in found for row in d["tokens"])
+
+
+def test_the_keyboard_is_enough(browser, tokens, seen):
+    browser.open(tokens)
+    rows = seen["documents"][0]["tokens"]
+    browser.press(browser.one(".tok"), Keys.ARROW_RIGHT)
+    browser.press(browser.driver.switch_to.active_element, Keys.ARROW_RIGHT)
+    assert browser.text("#detail h2") == seen["vocabulary"][str(rows[2][LABEL])]
+    browser.press(browser.driver.switch_to.active_element, Keys.ESCAPE)
+    assert browser.text("#detail") == ""
+
+
+def test_tokens_that_are_html_are_shown_and_not_run(browser, tokens):
+    browser.open(tokens)
+    evil = next(element for element in browser.all(".tok") if EVIL in element.text)
+    browser.hover(evil)
+    assert EVIL in browser.text("#detail h2")
+    browser.one(".doc details summary").click()
+    assert EVIL in browser.text(".doc details table")
+    assert browser.js("return window.hacked") is None
+    assert browser.all(".doc img, .doc script, #detail script") == []
+
+
+def test_alignment_and_run_are_drawn(browser, alignment, run):
+    browser.open(alignment)
+    assert len(browser.all(".js-plotly-plot .main-svg")) >= 2
+    assert "In words" in browser.text("main")
+    browser.open(run)
+    assert len(browser.all(".js-plotly-plot")) == 2
+    assert "a <b>" in browser.text(".key")
+
+
+@pytest.mark.parametrize("name", ["targets", "tokens", "alignment", "run"])
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_page_fits_its_window_and_asks_the_network_for_nothing(browser, request, name, width, dark):
+    path = request.getfixturevalue(name)
+    assert path.stat().st_size < 6e6
+    browser.open(path, width=width, dark=dark)
+    assert browser.js("return document.documentElement.scrollWidth") <= width
+    assert browser.js("return performance.getEntriesByType('resource').map(e => e.name)") == []
+    background = browser.js("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, background[4:-1].split(","))) < 200) == dark
+    assert browser.js("return document.documentElement.lang") == "en"
+    assert browser.js(NAMELESS) == []
+    for svg in browser.all(".plot svg.main-svg"):
+        assert svg.size["width"] <= width
+
+
+# Controls without a name that a screen reader could say, and figures without a description.
+NAMELESS = """
+return [...document.querySelectorAll('input, select, button, [role=img]')].filter((e) =>
+  !e.getAttribute('aria-label') && !e.labels?.length && !e.textContent.trim()).map((e) => e.outerHTML.slice(0, 80))
+"""
+
+
+def test_the_theme_can_be_chosen(browser, alignment):
+    browser.open(alignment)
+    button = browser.one("#theme")
+    names = []
+    for _ in range(3):
+        button.click()
+        names.append((button.get_attribute("aria-label"), browser.js("return document.documentElement.dataset.theme")))
+    assert names == [
+        ("Colour theme: light", "light"),
+        ("Colour theme: dark", "dark"),
+        ("Colour theme: automatic", None),
+    ]
+    assert browser.js("return getSelection().selectAllChildren(document.body), getSelection().toString().length") > 500

@@ -1,0 +1,101 @@
+import argparse
+import json
+import shutil
+
+import pytest
+
+from qsft.commands import explore
+
+
+def run(*words):
+    """`qsft explore WORDS`; the exit code."""
+    parser = argparse.ArgumentParser()
+    explore.register(parser.add_subparsers())
+    args, rest = parser.parse_known_args(["explore", *map(str, words)])
+    args.overrides = rest
+    return args.run(args)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, student, teacher, tokenizer):
+    """Directories of student and teacher with the tokenizer."""
+    root = tmp_path_factory.mktemp("models")
+    for name, model in (("student", student), ("teacher", teacher)):
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return root
+
+
+def test_a_model_and_a_cache_are_enough(tmp_path, models, cache, capsys):
+    out, numbers = tmp_path / "tokens.html", tmp_path / "tokens.json"
+    words = ("tokens", "--model", models / "student", "--teacher_cache", cache.path, "--n", 3, "--out", out)
+    assert run(*words, "--json", numbers, "--target", "kd_hybrid", "c=0.25") == 0
+    data = json.loads(numbers.read_text())
+    assert len(data["documents"]) == 3
+    assert data["target"].startswith("γ = 0.75")
+    assert str(out) in capsys.readouterr().out
+
+
+def test_alignment_of_ones_own_documents_is_said_and_written(tmp_path, models, cache, documents, capsys):
+    rows = tmp_path / "rows.jsonl"
+    strangers = [{"input_ids": [7, 8, 9], "labels": [-100, 8, 9]}]  # not in the cache: left out
+    rows.write_text("\n".join(json.dumps(row) for row in [*documents, *strangers]))
+    numbers = tmp_path / "a.json"
+    words = ("--model", models / "student", "--teacher_cache", cache.path, "--dataset_path", rows)
+    assert run("alignment", *words, "--out", tmp_path / "a.html", "--json", numbers) == 0
+    assert json.loads(numbers.read_text())["documents"] == len(documents)
+    assert "Agreement" in capsys.readouterr().out
+
+
+@pytest.fixture
+def recipe(tmp_path, models):
+    """A recipe over forty conversations, with a teacher and no cache yet."""
+    turns = [[f"w{i % 26} w{i % 7}", f"w{i % 5} w{i % 11} w{i % 3}"] for i in range(40)]
+    rows = [{"prompt": f"{question} ", "completion": answer} for question, answer in turns]
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    teacher = shutil.copytree(models / "teacher", tmp_path / "teacher")
+    lines = {
+        "model_name_or_path": str(models / "student"),
+        "teacher_model_name_or_path": str(teacher),
+        "dataset": str(data),
+        "output_dir": str(tmp_path / "out"),
+        "teacher_top_k": 8,
+        "max_length": 32,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in lines.items()))
+    return path
+
+
+def test_a_recipe_is_looked_at_through_a_draw_of_its_rows(tmp_path, recipe, models):
+    numbers = tmp_path / "a.json"
+    assert run("alignment", recipe, "--n", 4, "--out", tmp_path / "a.html", "--json", numbers) == 0
+    first = json.loads(numbers.read_text())
+    assert first["documents"] == 4
+    # The cache it built is read now; the teacher is not needed any more.
+    shutil.rmtree(tmp_path / "teacher")
+    assert run("alignment", recipe, "--n", 4, "--out", tmp_path / "a.html", "--json", numbers) == 0
+    assert json.loads(numbers.read_text())["quadrants"] == first["quadrants"]
+    assert run("tokens", recipe, "--n", 2, "--target", "dft", "--out", tmp_path / "t.html", "--json", numbers) == 0
+    assert json.loads(numbers.read_text())["target"].startswith("γ = p_y, π̃ = π_θ")
+
+
+def test_runs_are_drawn(tmp_path):
+    state = {"log_history": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    assert run("run", tmp_path, "--out", tmp_path / "run.html") == 0
+    assert "loss" in (tmp_path / "run.html").read_text()
+
+
+def test_what_is_missing_is_said(models, cache):
+    with pytest.raises(ValueError, match="RECIPE"):
+        run("tokens", "--model", models / "student")
+    with pytest.raises(ValueError, match="--n 0"):
+        run("tokens", "--model", models / "student", "--teacher_cache", cache.path, "--n", 0)
+    with pytest.raises(ValueError, match="KEY=VALUE"):
+        run("tokens", "--model", models / "student", "--teacher_cache", cache.path, "--target", "target", "0.2")

@@ -1,0 +1,61 @@
+import base64
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import qsft.explore
+from qsft.explore import world
+from qsft.explore.targets import targets_page
+from qsft.targets.induced import LossTarget
+from qsft.targets.target import Target
+from qsft.targets.trust import Constant
+from qsft.targets.zoo import TARGETS
+
+
+def carried(html):
+    """The data that a page carries."""
+    blob = re.search(r'id="blob-data">([^<]*)<', html).group(1)
+    return json.loads(gzip.decompress(base64.b64decode(blob)))
+
+
+def half(logits, labels):
+    return 0.5 * F.cross_entropy(logits, labels, reduction="none")
+
+
+def test_the_users_targets_stand_first_and_named_ones_may_follow():
+    html = qsft.explore.targets_page([Target(Constant(0.5)), LossTarget(half), "sft"], named=False)
+    names = [target["name"] for target in carried(html)["targets"]]
+    assert names == ["yours: γ = 0.5, π̃ = –, scale = 1", "yours: half", "sft"]
+
+
+def test_the_table_in_the_page_is_the_targets_own():
+    (shown,) = carried(targets_page([LossTarget(half)], named=False))["targets"]
+    table = np.frombuffer(base64.b64decode(shown["table"]), dtype="<f4").reshape(len(world.P_GRID), -1)
+    assert table[:, 0] == pytest.approx(-0.5 * np.log(world.P_GRID), rel=1e-5)
+    q = torch.from_numpy(table[:, 2:8].copy())
+    assert torch.allclose(q.sum(dim=-1), torch.ones(len(q)), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_whole_table_of_targets_fits_a_page():
+    html = targets_page()
+    assert [target["name"] for target in carried(html)["targets"]] == list(TARGETS)
+    assert len(html.encode()) < 6e6
+
+
+def test_a_page_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="no target"):
+        targets_page(named=False)
+
+
+def test_html_in_a_name_stays_text():
+    def evil():
+        """<script>window.hacked=1</script>"""
+        return Target(Constant(1.0))
+
+    assert "hacked" not in targets_page([evil], named=False)

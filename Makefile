@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
-EXTRAS ?= test
 
 # The suite and the demo make everything they need; a hub is never asked.
 export HF_HUB_OFFLINE ?= 1
@@ -25,7 +24,7 @@ $(VENV)/.installed-%: setup.cfg constraints.txt
 	@$(PIP) -e ".[$*]"
 	@touch $@
 
-demo: $(VENV)/.installed-eval  ## the paper's effect in minutes, no download (ARGS="--seeds 3")
+demo: $(VENV)/.installed-demo  ## the paper's effect in minutes, no download (ARGS="--seeds 3")
 	$(BIN)/qsft demo $(ARGS)
 
 test: $(VENV)/.installed-test  ## the suite without the slow tests

@@ -33,6 +33,8 @@ def finish(dataset: Dataset, columns: Sequence[str], args: SFTConfig, packing: b
     workers: dict[str, Any] = {"num_proc": args.dataset_num_proc} if isinstance(dataset, Dataset) else {}
     kept = ["input_ids", "labels", *columns]
     dataset = dataset.map(align, fn_kwargs={"columns": list(columns)}, **workers).select_columns(kept)
+    if packing and args.max_length is None:
+        raise ValueError("packing needs max_length: the length of a packed row. Set it, or packing=False.")
     if packing:
         if args.shuffle_dataset:
             dataset = dataset.shuffle(seed=args.seed)

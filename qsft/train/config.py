@@ -9,6 +9,13 @@ from trl import SFTConfig
 BASE = "base"  # the teacher that is the student itself before training
 
 
+def as_dict(value: dict[str, Any] | str | None) -> dict[str, Any]:
+    """A field that the command line gives as JSON, as the dict that __post_init__ made of it."""
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is not a JSON object; write it as '{{\"name\": value}}'.")
+    return value or {}
+
+
 @dataclass
 class TargetSFTConfig(SFTConfig):
     """Settings of `TargetSFTTrainer`: everything `SFTConfig` has, and the fields below.

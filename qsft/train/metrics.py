@@ -103,7 +103,7 @@ def quantile(histogram: Sequence[float], q: float) -> float:
 
 def tokens_seen(inputs: Mapping[str, Any]) -> Tensor | int:
     """Tokens of the batch that are not padding."""
-    mask = inputs.get("attention_mask")
+    mask: Tensor | None = inputs.get("attention_mask")
     return inputs["input_ids"].numel() if mask is None else mask.sum()
 
 

@@ -1,5 +1,6 @@
 """The teacher of this run: a cache, a model written to a cache before the first step, or a model that runs live."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -19,7 +20,7 @@ from qsft.teacher.format import TeacherCache
 from qsft.teacher.live import LiveTeacher
 from qsft.teacher.manifest import FILE as MANIFEST
 from qsft.teacher.source import TeacherSource, weights_digest
-from qsft.train.config import BASE, TargetSFTConfig
+from qsft.train.config import BASE, TargetSFTConfig, as_dict
 from qsft.train.documents import Documents
 
 logger = logging.get_logger(__name__)
@@ -41,7 +42,7 @@ class RunTeacher:
     """
 
     path: Path | None
-    model: str | nn.Module | None
+    model: Any
 
     @classmethod
     def of(cls, given: Teacher, args: TargetSFTConfig, student: str | nn.Module, adapters: bool) -> "RunTeacher | None":
@@ -50,7 +51,7 @@ class RunTeacher:
         Called before TRL patches the student's forward: a copy made later would still run the student's weights.
         """
         path = Path(args.teacher_cache) if args.teacher_cache else None
-        model: str | nn.Module | None = args.teacher_model_name_or_path
+        model: Any = args.teacher_model_name_or_path
         if isinstance(given, TeacherCache):
             path = given.path
         elif isinstance(given, Path) or (isinstance(given, str) and Path(given, MANIFEST).is_file()):
@@ -62,7 +63,7 @@ class RunTeacher:
         # What is in memory already runs live, unless a directory is named to write it to.
         in_memory = isinstance(model, nn.Module) or (model == BASE and adapters)
         if not (args.teacher_live or (in_memory and path is None)):
-            return cls(path or Path(args.output_dir, "teacher_cache"), model)
+            return cls(path or Path(str(args.output_dir), "teacher_cache"), model)
         return cls(None, frozen_copy(student, args) if model == BASE and not adapters else model)
 
     @property
@@ -73,18 +74,23 @@ class RunTeacher:
     def run_live(self, student: nn.Module, args: TargetSFTConfig) -> LiveTeacher:
         """The live teacher; "base" is the student with its adapters off."""
         model = student if self.model == BASE else self.model
+        if model is student and is_sharded(args):
+            raise ValueError(
+                "teacher='base' cannot run live here: FSDP and ZeRO-3 gather the student's weights only inside its own "
+                "forward. Set teacher_cache=DIRECTORY: the base model is then captured once, before training."
+            )
         if isinstance(model, str):
             with outside_zero3():
-                model = TeacherSource(model, device=args.device, model_kwargs=args.teacher_model_init_kwargs).load()
+                model = TeacherSource(
+                    model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs)
+                ).load()
         if model is not student:
             model = model.requires_grad_(False).to(args.device)
         return LiveTeacher(model, args.teacher_top_k)
 
-    def fill(self, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: nn.Module) -> TeacherCache:
-        """The cache with the documents in it: those it lacks are computed first, where a model was given."""
+    def fill(self, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: Any) -> TeacherCache:
+        """The cache with the documents in it: those it lacks are computed first, by a teacher that is then let go."""
         assert self.path is not None
-        if self.model is None or not len(documents):
-            return TeacherCache(self.path)
         if args.packing and args.packing_strategy == "wrapped":
             logger.warning(
                 "packing_strategy='wrapped' cuts documents where rows end, so the row is the document and this cache "
@@ -98,7 +104,7 @@ class RunTeacher:
                 self.path,
                 tokenizer=tokenizer,
                 device=args.device,
-                model_kwargs=args.teacher_model_init_kwargs,
+                model_kwargs=as_dict(args.teacher_model_init_kwargs),
                 progress=not args.disable_tqdm,
                 **cache_settings(self.path, args),
             )
@@ -120,10 +126,15 @@ def cache_settings(path: Path, args: TargetSFTConfig) -> dict[str, Any]:
     return {name: getattr(identity, name) for name in ("k", "encoding", "top_p", "min_k")}
 
 
-def base_weights(student: nn.Module, args: TargetSFTConfig) -> str | nn.Module:
+def is_sharded(args: TargetSFTConfig) -> bool:
+    """Whether no process holds the student's weights whole: FSDP (also from accelerate's config) or ZeRO-3."""
+    fsdp = bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return fsdp or hf_deepspeed.is_deepspeed_zero3_enabled()
+
+
+def base_weights(student: Any, args: TargetSFTConfig) -> Any:
     """The student before training: itself, or where it is wrapped or sharded the name to load it from again."""
-    sharded = hf_deepspeed.is_deepspeed_zero3_enabled() or args.fsdp
-    if not sharded and not isinstance(student, PeftModel):
+    if not is_sharded(args) and not isinstance(student, PeftModel):
         return student.to(args.device)
     name = student.config._name_or_path
     if not name:
@@ -138,7 +149,7 @@ def frozen_copy(student: str | nn.Module, args: TargetSFTConfig) -> nn.Module:
     """The student as it is now, in eval mode and without gradients; later training does not move it."""
     if isinstance(student, str):
         with outside_zero3():
-            copy = TeacherSource(student, device="cpu", model_kwargs=args.model_init_kwargs).load()
+            copy = TeacherSource(student, device="cpu", model_kwargs=as_dict(args.model_init_kwargs)).load()
     else:
         copy = deepcopy(student)
         # A forward that an earlier trainer patched in is bound to the original's weights.

@@ -24,10 +24,11 @@ from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.zoo import make_target
 from qsft.teacher.format import TeacherCache
+from qsft.teacher.live import LiveTeacher
 from qsft.train import card, columns, refusals
 from qsft.train.check import check_head
 from qsft.train.collator import TeacherCollator
-from qsft.train.config import BASE, TargetSFTConfig
+from qsft.train.config import BASE, TargetSFTConfig, as_dict
 from qsft.train.documents import Documents
 from qsft.train.metrics import MetricSums, logged, metrics_of, tokens_seen
 from qsft.train.precision import keep_float_outputs
@@ -51,13 +52,19 @@ class TargetSFTTrainer(SFTTrainer):
     Everything else is SFTTrainer's. Data preparation, collation, evaluation, saving and logging stay TRL's.
     """
 
+    model: Any
+    args: TargetSFTConfig
+    teacher: RunTeacher | None
+    live: LiveTeacher | None
+    cache: TeacherCache | None
+
     _tag_names = [*SFTTrainer._tag_names, "qsft"]  # noqa: RUF012
     _name = "Target-SFT"
     _paper = card.PAPER
 
     def __init__(
         self,
-        model: str | PreTrainedModel | nn.Module,
+        model: str | PreTrainedModel | PeftModel,
         args: TargetSFTConfig | None = None,
         *,
         target: Target | LossTarget | None = None,
@@ -69,7 +76,7 @@ class TargetSFTTrainer(SFTTrainer):
         refusals.refuse_other_losses(args, compute_loss_func)
         refusals.refuse_vision(kwargs.get("train_dataset"))
         self.target_name = args.target if target is None else None
-        self.target = target or make_target(args.target, **(args.target_kwargs or {}))
+        self.target = target or make_target(args.target, **as_dict(args.target_kwargs))
         self.side_columns = columns.side_columns(self.target, args)
         self.teacher = None
         if reads_teacher(self.target, args):
@@ -106,7 +113,7 @@ class TargetSFTTrainer(SFTTrainer):
             self.head_checked = True
             check_head(model, inputs)
         mode = "train" if self.model.training else "eval"
-        outputs = model(**self.head_inputs(model, inputs), target=self.target)
+        outputs = model(**self.head_inputs(inputs), target=self.target)
         self.sums[mode].add(outputs.sums, tokens_seen(inputs), outputs.aux_loss)
         loss = self.divided(outputs.loss, outputs.sums[TOKENS], num_items_in_batch)
         if self.aux_loss_enabled:
@@ -128,16 +135,16 @@ class TargetSFTTrainer(SFTTrainer):
     def _whole_step(self, num_items_in_batch: Tensor | int | None) -> bool:
         return num_items_in_batch is not None and self.args.loss_normalization == "tokens"
 
-    def head_inputs(self, model: nn.Module, inputs: Batch) -> Batch:
+    def head_inputs(self, inputs: Batch) -> Batch:
         """The batch with what the head reads beside it: the live teacher, the old policy, the real vocabulary."""
-        inputs = {**inputs, "use_cache": False, "vocab_size": len(self._tokenizer)}
+        extra: Batch = {"use_cache": False, "vocab_size": len(self._tokenizer)}
         if self.aux_loss_enabled:
-            inputs["output_router_logits"] = True
+            extra["output_router_logits"] = True
         if self.live is not None:
-            inputs["teacher"] = self.live(**{name: inputs.get(name) for name in LIVE_INPUTS})
+            extra["teacher"] = self.live(**{name: inputs.get(name) for name in LIVE_INPUTS})
         if self.block is not None and "old_logp" not in inputs:  # evaluation: the policy is its own old policy
             inputs = self.block.scored(inputs)
-        return inputs
+        return {**inputs, **extra}
 
     def plain_outputs(self, model: nn.Module, inputs: Batch) -> Any:
         """The model's own outputs, with logits: `compute_metrics` reads them, the head never builds them."""
@@ -155,7 +162,7 @@ class TargetSFTTrainer(SFTTrainer):
             self.live = self.teacher.run_live(self.model, self.args)
         elif self.teacher is not None:
             evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
-            self.cache = self.cache_with(self.train_dataset, *evaluation.values())
+            self.cache = self.cache_with(self.teacher, self.train_dataset, *evaluation.values())
         document = "document" in self.target.needs
         if self.cache is not None or self.side_columns or document:
             missing, side = self.args.teacher_missing, self.side_columns
@@ -163,7 +170,7 @@ class TargetSFTTrainer(SFTTrainer):
                 self.base_collator, self.cache, missing=missing, columns=side, document=document
             )
 
-    def cache_with(self, *datasets: Any) -> TeacherCache:
+    def cache_with(self, teacher: RunTeacher, *datasets: Any) -> TeacherCache:
         """The teacher's cache with every document of the prepared data sets in it; an error names what is missing.
 
         Streaming data sets are left out: their documents are looked up as they come.
@@ -171,21 +178,21 @@ class TargetSFTTrainer(SFTTrainer):
         known = type(self.base_collator) is DataCollatorForLanguageModeling
         map_style = [dataset for dataset in datasets if isinstance(dataset, Dataset)]
         documents = Documents(*map_style, collator=None if known else self.base_collator)
-        moved = self.teacher.model == BASE and self.state.global_step > 0  # the student is no longer its base
-        cache = (
-            TeacherCache(self.teacher.path)
-            if moved
-            else self.teacher.fill(documents, self._tokenizer, self.args, self.model)
-        )
+        moved = teacher.model == BASE and self.state.global_step > 0  # the student is no longer its base
+        if teacher.model is not None and len(documents) and not moved:
+            cache = teacher.fill(documents, self._tokenizer, self.args, self.model)
+        else:
+            cache = TeacherCache(teacher.path)
+            refuse_missing(cache, documents, self.args.teacher_missing)
         cache.check_student(self._tokenizer, self.model.config.get_text_config().vocab_size)
-        refuse_missing(cache, documents, self.args.teacher_missing)
         return cache
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
         """Trainer's dataloader; data passed to evaluate() get their teacher rows first."""
         self.sums["eval"].reset()  # predict() adds to them and never logs
-        if self.cache is not None and eval_dataset is not None and not isinstance(eval_dataset, str):
-            self.cache = self.data_collator.cache = self.cache_with(eval_dataset)
+        passed = eval_dataset is not None and not isinstance(eval_dataset, str)
+        if self.teacher is not None and self.cache is not None and passed:
+            self.cache = self.data_collator.cache = self.cache_with(self.teacher, eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
     # ---- inputs of single rows ----

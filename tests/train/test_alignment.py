@@ -27,6 +27,7 @@ ARRANGEMENTS = {
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_one_hot_teacher_is_sft(trainer, data, copycat, logged, tmp_path, arrangement):
     form, settings = ARRANGEMENTS[arrangement]
+    settings = {"max_steps": 2, **settings}
     rows = getattr(data, form)()
     plain = trainer(rows, target="sft", **settings)
     plain.train()
@@ -40,5 +41,5 @@ def test_one_hot_teacher_is_sft(trainer, data, copycat, logged, tmp_path, arrang
     )
     taught.train()
     assert logged(taught) == pytest.approx(logged(plain), rel=1e-5)
-    assert logged(taught, "label_in_topk") == [1.0] * 4
-    assert logged(taught, "teacher_disagrees") == [0.0] * 4
+    assert logged(taught, "label_in_topk") == [1.0] * 2
+    assert logged(taught, "teacher_disagrees") == [0.0] * 2

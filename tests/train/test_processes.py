@@ -2,6 +2,8 @@
 
 import json
 import os
+import runpy
+import socket
 import subprocess
 import sys
 
@@ -41,7 +43,14 @@ def world(data, tiny_model, tiny_tokenizer, tmp_path):
     return tmp_path
 
 
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
 def run(world, processes, **settings):
+    """What `processes` processes logged; one runs in this process, which has everything imported already."""
     out = world / f"run-{processes}"
     settings = {
         "use_cpu": True, "bf16": False, "report_to": [], "logging_steps": 1, "max_steps": 5, "save_strategy": "no",
@@ -49,16 +58,16 @@ def run(world, processes, **settings):
         "learning_rate": 1e-3, "dataloader_pin_memory": False, "output_dir": str(out), **settings,
     }  # fmt: skip
     out.mkdir()
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", "0"]
-    argv = [
-        sys.executable,
-        *(launcher if processes > 1 else []),
-        str(world / "run.py"),
-        str(world),
-        json.dumps(settings),
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=400, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
+    argv = [str(world / "run.py"), str(world), json.dumps(settings)]
+    if processes == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", argv)
+            runpy.run_path(argv[0])
+    else:
+        argv = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", free_port(), *argv]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=400, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads((out / "history.json").read_text())
     assert result["world"] == processes
     return result["history"]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig
 
 from qsft.losses.head import from_bits, label_logps
 from qsft.train.psft import Block
@@ -187,3 +188,10 @@ def test_blocks_end_at_multiples_and_with_the_epoch():
     assert served(second, 2, step=2) == ([11, 12], 2)
     assert served(second, 2, step=3) == ([13, 14], 0)
     assert served(second, 2, step=4) == ([], 0)
+
+
+def test_a_sharded_student_is_not_its_own_live_teacher(trainer, data, monkeypatch):
+    monkeypatch.setattr("qsft.train.teacher.is_sharded", lambda args: True)
+    lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match=r"cannot run live here.*teacher_cache"):
+        trainer(data.completion(), target="sft_kl", teacher="base", peft_config=lora)

@@ -160,7 +160,9 @@ class Reader:
         settings = self.job.settings
         place = {"dataset": settings.dataset, "data_dir": settings.data_dir, "split": settings.dataset_split}
         judged_by = self.verifier or "qsft.evals.grade:grade"
-        return {"data": place, "verifier": judged_by if self.method in VERIFYING else None}
+        found = {"data": place, "verifier": judged_by if self.method in VERIFYING else None}
+        # Rounds train with the recipe's values, so a star that was begun with others is another star.
+        return {**found, "training": dict(self.job.recipe.values)} if self.method == "star" else found
 
 
 @dataclass

@@ -135,8 +135,9 @@ def _scores(record: Record | None, normalise: bool) -> list[float | None]:
 
 def _named(name: str, value: str | Sequence[str] | None) -> Candidates:
     """One text under the name itself, several as name[0], name[1], …; empty ones are no candidates."""
-    texts = {name: value} if isinstance(value, str) else {f"{name}[{at}]": text for at, text in enumerate(value or ())}
-    return {name: text for name, text in texts.items() if text}
+    texts = [value] if isinstance(value, str) else list(value or ())
+    names = [name] if len(texts) == 1 else [f"{name}[{at}]" for at in range(len(texts))]
+    return {name: text for name, text in zip(names, texts) if text}
 
 
 def _responses(workshop: Workshop, name: str) -> dict[str, list[str]]:

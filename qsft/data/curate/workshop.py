@@ -100,9 +100,7 @@ class Workshop:
     ) -> "dict[Problem, list[Sample]]":
         """n verified samples for each prompt; none for problems that cannot be verified or fill the model's context."""
         if n < 1 or (n > 1 and how.get("temperature") == 0):
-            raise ValueError(
-                f"n={n} at temperature {how.get('temperature')}: n is 1 or more; greedy, it is 1."
-            )
+            raise ValueError(f"n={n} at temperature {how.get('temperature')}: n is 1 or more; greedy, it is 1.")
         problems = {p.id: p for p in asked if self.can_verify(p)}
         prompts = {p.id: ids for p, ids in asked.items() if p.id in problems and self.has_room(ids)}
 

@@ -1,0 +1,234 @@
+"""`qsft curate` as a user runs it: kills, processes, bad input, and training on what came out."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from clock_world import HINT, TEMPLATE, clock_rows, write_jsonl
+from datasets import load_from_disk
+
+from qsft.cli import main
+
+ON_CPU = ("--use_cpu", "true", "--bf16", "false")
+BRIEF = ("--max_new_tokens", "14", *ON_CPU)
+TRAINING = (*ON_CPU, "--max_steps", "2", "--per_device_train_batch_size", "4", "--save_strategy", "no")
+CHECKS = """\
+import time
+
+def is_right(response, row):
+    return response.endswith("boxed{" + row["answer"] + "}")
+
+def slowly(response, row):
+    time.sleep(0.05)
+    return is_right(response, row)
+
+def broken(response, row):
+    return 1 / (int(row["answer"]) - 3) < 9
+
+def never(response, row):
+    return False
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A user's directory: rows.jsonl and checks.py."""
+    write_jsonl(tmp_path / "rows.jsonl", clock_rows())
+    (tmp_path / "checks.py").write_text(CHECKS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "checks", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def curate(here, clock_directory):
+    """`qsft curate METHOD … `; the exit code."""
+
+    def run(method, *words, verifier="checks:is_right", data="rows.jsonl"):
+        checked = ("--verifier", verifier) if verifier else ()
+        words = ("curate", method, "--dataset", data, "--model", clock_directory, *checked, *ON_CPU, *words)
+        return main([str(word) for word in words])
+
+    return run
+
+
+def files(directory):
+    """All that a run leaves and that must not depend on how it went."""
+    kept = [directory / "rows.jsonl", directory / "manifest.json", *sorted((directory / "generations").iterdir())]
+    return {path.name: path.read_text(encoding="utf-8") for path in kept}
+
+
+def rows_of(directory):
+    return [json.loads(line) for line in (directory / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_rft_with_the_evaluators_grading_and_training_on_it(curate, here, clock_directory, capsys):
+    assert curate("rft", "--out", "rft", "--n", "3", *BRIEF, verifier=None) == 0
+    out = capsys.readouterr()
+    assert "qsft train --model_name_or_path" in out.out
+    assert "kept so far" in out.err
+    manifest = json.loads((here / "rft" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["settings"]["n"] == 3
+    assert manifest["counts"]["responses"] == 75
+    assert 0 < manifest["rates"]["responses that verify"] < 1
+    assert load_from_disk(str(here / "rft")).to_list() == rows_of(here / "rft")
+    words = ("train", "--model_name_or_path", str(clock_directory), "--target", "sft", "--dataset_name", "rft")
+    assert main([*words, "--output_dir", "trained", *TRAINING]) == 0
+    assert (here / "trained" / "model.safetensors").is_file()
+
+
+def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, clock_directory):
+    words = ("--n", "4", *BRIEF)
+    assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
+    command = ["curate", "rft", "--dataset", "rows.jsonl", "--model", str(clock_directory), "--out", "killed"]
+    command = [sys.executable, "-m", "qsft", *command, "--verifier", "checks:slowly", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=here)
+    path = here / "killed" / "generations" / "samples.jsonl"
+    while process.poll() is None and (not path.is_file() or path.read_bytes().count(b"\n") < 10):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = path.read_text(encoding="utf-8")
+    assert 10 <= kept.count("\n") < 100
+    path.write_text(kept + '{"problem": "torn', encoding="utf-8")
+    assert curate("rft", "--out", "killed", *words, verifier="checks:slowly") == 0
+    assert files(here / "killed") == files(here / "whole")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("method", ["rft", "star", "grape", "critical"])
+def test_two_processes_equal_one(method, curate, here, clock_directory):
+    settings = {
+        "rft": ("--n=2", "--max_new_tokens", "14"),  # torchrun takes a lone --n for its own
+        "star": ("--hint", HINT, "--max_new_tokens", "14"),
+        "grape": ("--columns", "completion,answer"),
+        "critical": ("--alternatives", "1", "--max_new_tokens", "14"),
+    }[method]
+    assert curate(method, "--out", "one", *settings) == 0
+    entry = here / "entry.py"
+    entry.write_text("import sys\nfrom qsft.cli import main\nsys.exit(main(sys.argv[1:]))\n", encoding="utf-8")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", str(entry)]
+    words = ["curate", method, "--dataset", "rows.jsonl", "--model", str(clock_directory), "--out", "two"]
+    words += ["--verifier", "checks:is_right", *settings, *ON_CPU]
+    environment = {**os.environ, "PYTHONPATH": str(here)}
+    done = subprocess.run([*launcher, *words], cwd=here, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert files(here / "two") == files(here / "one")
+
+
+def test_star_in_rounds_trains_between_them_and_resumes(curate, here, capsys):
+    words = ("--rounds", "2", "--start", "last", "--hint", HINT, *BRIEF, *TRAINING[len(ON_CPU) :])
+    assert curate("star", "--out", "star", *words) == 0
+    first = files(here / "star")
+    assert {"round1.jsonl", "round1-hinted.jsonl", "round2.jsonl"} <= set(first)
+    model = here / "star" / "rounds" / "1" / "model" / "model.safetensors"
+    trained = model.stat().st_mtime_ns
+    (here / "star" / "manifest.json").unlink()
+    (here / "star" / "generations" / "round2.jsonl").unlink()
+    assert curate("star", "--out", "star", *words) == 0
+    assert files(here / "star") == first
+    assert model.stat().st_mtime_ns == trained  # a finished round is not trained again
+    assert not any("tip" in row["prompt"] + row["completion"] for row in rows_of(here / "star"))
+
+
+def test_critical_tokens_train_cft(curate, here, clock_directory):
+    assert curate("critical", "--out", "critical", "--alternatives", "2", *BRIEF) == 0
+    for row in rows_of(here / "critical"):
+        assert len(row["critical"]) == len(row["input_ids"]) == len(row["labels"])
+    words = ("train", "--model_name_or_path", str(clock_directory), "--target", "cft", "--dataset_name", "critical")
+    assert main([*words, "--output_dir", "trained", *TRAINING]) == 0
+
+
+def test_self_distillation_and_grape_over_data_sets(curate, here):
+    assert curate("self_distill", "--out", "own", "--template", TEMPLATE, *BRIEF) == 0
+    assert curate("grape", "--out", "grape", "--datasets", "own") == 0
+    for row, own in zip(rows_of(here / "grape"), rows_of(here / "own")):
+        assert row["candidates"] == ["demonstration", "own"]
+        better = own if row["scores"][1] > row["scores"][0] else None
+        assert better is None or row["completion"].strip() == own["completion"].strip()
+
+
+def test_a_recipe_with_the_key_trains_on_curated_rows(here, clock_directory, clock_tokenizer):
+    recipe = {
+        "model_name_or_path": str(clock_directory),
+        "dataset": "rows.jsonl",
+        "curate": {"method": "rft", "n": 2, "max_new_tokens": 14, "originals": False, "verifier": "checks:is_right"},
+        "target": "sft",
+        "output_dir": "run",
+    }
+    lines = [f"{key}: {json.dumps(value)}" for key, value in recipe.items()]
+    (here / "mine.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert main(["train", "mine.yaml", *TRAINING]) == 0
+    assert {row["curated"] for row in rows_of(here / "run" / "curated")} == {"sample"}
+    manifest = json.loads((here / "run" / "data_manifest.json").read_text(encoding="utf-8"))
+    assert manifest["dataset"] == "run/curated"
+    assert manifest["rows"]["read"] == len(rows_of(here / "run" / "curated"))
+
+
+def test_pairs_are_encoded_as_the_papers_sets_are(curate, here, clock_directory, clock_tokenizer):
+    from qsft.data.load import DataSettings, load_training_data
+
+    rows = clock_rows()
+    pairs = [{"problem": r["prompt"][8:], "solution": r["completion"][1:], "answer": r["answer"]} for r in rows]
+    write_jsonl(here / "pairs.jsonl", pairs)
+    assert curate("rft", "--out", "rft", "--n", "2", *BRIEF, data="pairs.jsonl") == 0
+    data = load_training_data(DataSettings(dataset="rft"), clock_tokenizer).dataset
+    first = data[0]
+    assert clock_tokenizer.decode(first["input_ids"]) == "<|bos|> 0 + 0 ? first 0 + 0 = 0 so \\boxed{0} <|eos|>"
+    assert [label for label in first["labels"] if label != -100] == first["input_ids"][5:]
+
+
+@pytest.mark.parametrize(
+    ("words", "how", "message"),
+    [
+        (("rft",), {"verifier": "checks:broken"}, "verifier raised ZeroDivisionError"),
+        (("rft",), {"verifier": "checks:never"}, "the model never answered right"),
+        (("rft",), {"verifier": "checks:absent"}, "cannot be loaded"),
+        (("rft",), {"verifier": "checks"}, "is not module:function"),
+        (("rft", "--gold", "result"), {"verifier": None}, "no column 'result' among the columns prompt, completion"),
+        (("star", "--gold", "result"), {}, "no column 'result' among the columns prompt, completion"),
+        (("rtf",), {}, "Did you mean 'rft'?"),
+        (("rft", "--keap", "3"), {}, "'keap' is not a key"),
+        (("rft", "--n", "2", "--temperature", "0.0"), {}, "greedy, it is 1"),
+    ],
+)
+def test_bad_input_says_what_to_do(words, how, message, curate, here, capsys):
+    method, *rest = words
+    assert curate(method, "--out", "out", "--limit", "8", "--max_new_tokens", "14", *rest, **how) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "out" / "manifest.json").exists()
+
+
+def test_prompts_longer_than_the_context_are_left_out_and_counted(curate, here):
+    long = {"prompt": "<|bos|> " + "1 + " * 20 + "1 ?", "completion": " so \\boxed{1}", "answer": "1"}
+    write_jsonl(here / "rows.jsonl", [*clock_rows()[:3], long])
+    assert curate("rft", "--out", "rft", "--n", "2", *BRIEF) == 0
+    counts = json.loads((here / "rft" / "manifest.json").read_text(encoding="utf-8"))["counts"]
+    assert (counts["longer than the context"], counts["responses"]) == (1, 6)
+
+
+def test_other_settings_are_refused_unless_fresh(curate, here, capsys):
+    words = ("--out", "rft", "--limit", "3", *BRIEF)
+    assert curate("rft", *words, "--n", "2") == 0
+    before = files(here / "rft")
+    assert curate("rft", *words, "--n", "3") == 2
+    assert "settings was" in capsys.readouterr().err
+    assert files(here / "rft") == before
+    assert curate("rft", *words, "--n", "3", "--fresh") == 0
+    assert curate("rft", *words[2:], "--out", ".") == 2
+    assert "no curated data set" in capsys.readouterr().err
+
+
+def test_help_explains_every_setting(capsys):
+    from qsft.data.curate.methods import METHODS, settings_of
+
+    for name, method in METHODS.items():
+        with pytest.raises(SystemExit):
+            main(["curate", name, "--help"])
+        shown = capsys.readouterr().out
+        assert all(f"--{setting}" in shown for setting in settings_of(method))

@@ -1,6 +1,8 @@
 """Where a capture's teacher comes from: a model, a path or a hub id. Remote code is never run."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.utils import cached_file
 
 from qsft.teacher.identity import Vocabulary, describe_files, first_difference
@@ -53,9 +56,10 @@ class TeacherSource:
     def load(self) -> nn.Module:
         """The teacher, on its device, in its own dtype unless another was asked for; a given model as it is."""
         if self._model is None:
-            self._model = AutoModelForCausalLM.from_pretrained(
-                self.name, revision=self._revision, dtype=self._dtype or "auto", **self._model_kwargs
-            )
+            with whole_in_every_process():
+                self._model = AutoModelForCausalLM.from_pretrained(
+                    self.name, revision=self._revision, dtype=self._dtype or "auto", **self._model_kwargs
+                )
             if "device_map" not in self._model_kwargs:
                 self._model.to(self._device or default_device())
         return self._model
@@ -83,6 +87,25 @@ class TeacherSource:
         """The weight files on this machine; a hub model that was not downloaded yet has none."""
         config = cached_file(self.name, "config.json", revision=self._revision)
         return describe_files(Path(config).parent)
+
+
+@contextmanager
+def whole_in_every_process() -> Iterator[None]:
+    """Models loaded inside are whole, though the student's would not be.
+
+    ZeRO-3 would give each process a part. FSDP's RAM-efficient loading would give zeros to all but the first process
+    of a machine, for weights that are broadcast when the model is wrapped; a teacher is never wrapped.
+    """
+    reference, name = hf_deepspeed._hf_deepspeed_config_weak_ref, "FSDP_CPU_RAM_EFFICIENT_LOADING"
+    config, efficient = reference() if reference is not None else None, os.environ.pop(name, None)
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if config is not None:
+            hf_deepspeed.set_hf_deepspeed_config(config)
+        if efficient is not None:
+            os.environ[name] = efficient
 
 
 def weights_digest(model: nn.Module) -> str:

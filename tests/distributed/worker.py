@@ -1,0 +1,132 @@
+"""One process of a launch: trains every case in one process group and writes what it logged.
+
+accelerate launch --config_file … worker.py WORLD RUN CASES
+
+WORLD holds models, tokenizer, rows and cache; RUN is this launch's own directory; CASES is a JSON list of cases.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType, set_seed
+from datasets import Dataset
+from peft import LoraConfig
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedTokenizerFast, training_args
+
+from qsft.losses import head
+from qsft.recipe.run import process_group
+from qsft.train.config import TargetSFTConfig
+from qsft.train.trainer import TargetSFTTrainer
+
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+RANK = os.environ.get("RANK", "0")
+DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+FSDP = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+MICRO_BATCH = 4  # over all processes
+
+
+def allow_cpu():
+    """Let accelerate, transformers and DeepSpeed do on the CPU what they keep for GPUs; nothing that runs is faked."""
+    training_args.is_torch_bf16_gpu_available = lambda: True
+    if FSDP:  # accelerate would silently train with DDP
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    if DEEPSPEED:  # it would compile shared-memory kernels for two minutes; without them it uses gloo
+        import deepspeed.ops
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+class Witness:
+    """Stands before the fused head and adds up the teacher's probabilities that reach it."""
+
+    def __init__(self):
+        self.mass, self.fused = 0.0, head.fused_target_loss
+        head.fused_target_loss = self
+
+    def __call__(self, hidden, weight, labels, target, teacher=None, **rest):
+        if teacher is not None:
+            self.mass += teacher.logps.double().exp().sum().item()
+        return self.fused(hidden, weight, labels, target, teacher, **rest)
+
+
+def settings(case, world, run):
+    """The same optimiser steps on the same documents, however many processes share them."""
+    teacher = case.get("teacher", "cache")
+    cache = {"cache": world / "cache", "built": run / "cache", "live": None}[teacher]
+    return TargetSFTConfig(
+        output_dir=str(run / case["name"]),
+        target=case["target"],
+        teacher_cache=cache and str(cache),
+        teacher_model_name_or_path=None if teacher == "cache" else str(world / "teacher"),
+        teacher_live=teacher == "live",
+        teacher_top_k=16,
+        per_device_train_batch_size=MICRO_BATCH // WORLD_SIZE,
+        gradient_accumulation_steps=2,
+        max_steps=case.get("steps", 3),
+        learning_rate=1e-3,
+        adam_epsilon=1e-5,  # Adam divides by the gradient's size: where that is rounding only, it would magnify it
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="steps" if case.get("save") else "no",
+        save_steps=2,
+        bf16=case.get("bf16", False),
+        use_cpu=not (DEEPSPEED or FSDP),
+        ddp_backend="gloo" if WORLD_SIZE > 1 else None,
+        optim="adamw_torch",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        model_init_kwargs={"dtype": "float32"},
+    )
+
+
+def train(case, world, run, witness):
+    """Train one case, from the checkpoint it names if any; what was logged, and what really ran."""
+    args = settings(case, world, run)
+    set_seed(args.seed)  # of LoRA's first weights
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    trainer = TargetSFTTrainer(
+        str(world / case["model"]),
+        args,
+        train_dataset=Dataset.from_json(str(world / "rows.jsonl")),
+        processing_class=PreTrainedTokenizerFast.from_pretrained(world),
+        peft_config=lora if case.get("lora") else None,
+    )
+    witness.mass = 0.0
+    trainer.train(resume_from_checkpoint=case.get("resume"))
+    if case.get("save"):
+        trainer.save_model()
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    logged = {name: [entry[name] for entry in steps] for name in ("loss", "grad_norm", "entropy", "num_tokens")}
+    return {**logged, "teacher_mass": witness.mass, **what_ran(trainer)}
+
+
+def what_ran(trainer):
+    """How many processes took part, and what the model was wrapped in: both can be wrong in silence."""
+    wrapped = trainer.model_wrapped
+    return {
+        "world_size": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
+        "classes": [kind.__name__ for kind in type(wrapped).__mro__],
+        "zero_stage": wrapped.zero_optimization_stage() if DEEPSPEED else None,
+        "sharded_by_fsdp2": any(isinstance(p, DTensor) for p in wrapped.parameters()),
+    }
+
+
+def main():
+    world, run, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    allow_cpu()
+    witness = Witness()
+    with process_group():
+        results = {case["name"]: train(case, world, run, witness) for case in cases}
+    assert not torch.distributed.is_initialized()
+    (run / f"rank{RANK}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

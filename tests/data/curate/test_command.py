@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from clock_world import HINT, TEMPLATE, clock_rows, write_jsonl
@@ -13,6 +14,7 @@ from datasets import load_from_disk
 
 from qsft.cli import main
 
+CPU_CONFIG = Path(__file__).parents[3] / "recipes" / "accelerate" / "cpu.yaml"
 ON_CPU = ("--use_cpu", "true", "--bf16", "false")
 BRIEF = ("--max_new_tokens", "14", *ON_CPU)
 TRAINING = (*ON_CPU, "--max_steps", "2", "--per_device_train_batch_size", "4", "--save_strategy", "no")
@@ -104,19 +106,20 @@ def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, clock_d
 @pytest.mark.parametrize("method", ["rft", "star", "grape", "critical"])
 def test_two_processes_equal_one(method, curate, here, clock_directory):
     settings = {
-        "rft": ("--n=2", "--max_new_tokens", "14"),  # torchrun takes a lone --n for its own
+        "rft": ("--n", "2", "--max_new_tokens", "14"),
         "star": ("--hint", HINT, "--max_new_tokens", "14"),
         "grape": ("--columns", "completion,answer"),
         "critical": ("--alternatives", "1", "--max_new_tokens", "14"),
     }[method]
     assert curate(method, "--out", "one", *settings) == 0
-    entry = here / "entry.py"
-    entry.write_text("import sys\nfrom qsft.cli import main\nsys.exit(main(sys.argv[1:]))\n", encoding="utf-8")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", str(entry)]
+    # Not torchrun: it takes a lone `--n` for an abbreviation of its own options.
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(CPU_CONFIG)]
     words = ["curate", method, "--dataset", "rows.jsonl", "--model", str(clock_directory), "--out", "two"]
     words += ["--verifier", "checks:is_right", *settings, *ON_CPU]
     environment = {**os.environ, "PYTHONPATH": str(here)}
-    done = subprocess.run([*launcher, *words], cwd=here, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*launcher, "-m", "qsft", *words], cwd=here, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert files(here / "two") == files(here / "one")
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from qsft.demo import store
 from qsft.demo.data import pretraining_data, teaching_data
@@ -67,14 +67,11 @@ def save(model: PreTrainedModel, path: Path) -> None:
 
 
 def untrained(seed: int) -> PreTrainedModel:
-    """A random Llama of the demo's size.
-
-    Not a Qwen2: beside its config AutoTokenizer takes any tokenizer for Qwen's byte-pair encoding.
-    """
+    """A random model of the demo's size."""
     ends: dict[str, Any] = {"bos_token_id": IDS[BOS], "eos_token_id": IDS[EOS], "pad_token_id": IDS[PAD]}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), **MODEL, **ends))
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(vocab_size=len(WORDS), **MODEL, **ends))
 
 
 def _make(

@@ -61,6 +61,7 @@ class Settings:
 
 
 MODEL: dict[str, Any] = {
+    "model_type": "llama",  # not qwen2: beside its config AutoTokenizer takes any tokenizer for Qwen's own
     "hidden_size": 128,
     "intermediate_size": 512,
     "num_hidden_layers": 2,

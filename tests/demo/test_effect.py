@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from qsft.cli import main
 
@@ -41,3 +43,13 @@ def test_with_clean_demonstrations_sft_ties_and_the_demo_says_so(tmp_path):
     averages, said = demo(tmp_path, "--noise", "0", "--targets", "sft", "target")
     assert abs(averages["Target-SFT"] - averages["SFT"]) <= 3
     assert "Target-SFT and SFT tie" in said
+
+
+def test_the_recipe_trains_the_same_target_sft(tmp_path):
+    demo(tmp_path, "--targets", "target")
+    recipe, cache = tmp_path / "recipe", tmp_path / "cache"
+    assert main(["train", "demo", "--output_dir", str(recipe), "--teacher_cache", str(cache)]) == 0
+    theirs, ours = (load_file(path / "model.safetensors") for path in (recipe, tmp_path / "seed-0" / "target-eta0.5"))
+    assert theirs.keys() == ours.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(theirs[name], weight, atol=1e-4, rtol=1e-3)

@@ -1,0 +1,3 @@
+"""The browser that the page is looked at with."""
+
+from browser import browser, chromium  # noqa: F401

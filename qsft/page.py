@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-# Okabe and Ito's colours, told apart with every common kind of colour blindness; the shell lists them too.
+# Okabe and Ito's colours, told apart with every common kind of colour blindness. A page shows each as the style sheet's
+# colour of that role, which suits the theme; in a notebook they are what they are.
 BLUE, ORANGE, GREEN, PINK, SKY, YELLOW = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
+GREY, PAPER = "#5B636D", "#FFFFFF"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW)
+ROLES = dict(zip((*COLOURS, GREY, PAPER), ("accent", "warm", "good", "pink", "sky", "yellow", "muted", "card")))
 # No request leaves the page, whatever a document in it says.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -78,7 +81,7 @@ def page(
         style=static("qsft", "shell.css") + style,
         body=body,
         data="\n".join(f'<script type="text/plain" id="blob-{name}">{blob}</script>' for name, blob in blobs.items()),
-        script=static("qsft", "shell.js").replace("/* the page's own script */", script),
+        script=_script(script),
     )
 
 
@@ -137,6 +140,21 @@ def packed(text: str) -> str:
 def static(package: str, name: str) -> str:
     """A style sheet or script that comes with `package`."""
     return (files(package) / "static" / name).read_text(encoding="utf-8")
+
+
+def faint(colour: str) -> str:
+    """One of COLOURS, see-through: for bands and areas."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, 0.18)"
+
+
+def _script(own: str) -> str:
+    roles = json.dumps({_rgb(colour): role for colour, role in ROLES.items()})
+    return static("qsft", "shell.js").replace("/* roles */ {}", roles).replace("/* the page's own script */", own)
+
+
+def _rgb(colour: str) -> str:
+    return ",".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
 
 
 @cache

@@ -3,7 +3,7 @@ import re
 import plotly.graph_objects as go
 import pytest
 
-from qsft.page import escape, figure, page, table, write_page
+from qsft.page import BLUE, COLOURS, ROLES, escape, faint, figure, page, table, write_page
 
 
 def test_a_page_with_a_figure_is_one_small_file_that_asks_for_nothing(tmp_path):
@@ -43,3 +43,9 @@ def test_data_that_is_not_json_is_refused():
 
 def test_escape_is_safe_in_attributes():
     assert escape("'\"<>&") == "&#x27;&quot;&lt;&gt;&amp;"
+
+
+def test_the_palette_has_a_role_for_every_colour_and_a_faint_form():
+    assert set(COLOURS) < set(ROLES)
+    assert faint(BLUE) == "rgba(0, 114, 178, 0.18)"
+    assert '"0,114,178": "accent"' in page("Title", "")

@@ -7,6 +7,7 @@ from importlib import import_module
 
 _HOME = {
     "targets_page": "qsft.explore.targets",
+    "curves_figure": "qsft.explore.curves",
     "xray": "qsft.explore.tokens",
     "tokens_page": "qsft.explore.tokens",
     "measure_alignment": "qsft.explore.alignment",

@@ -7,7 +7,7 @@ import numpy as np
 
 from qsft.explore.probe import QUADRANTS
 from qsft.explore.reading import facts, suggestions
-from qsft.page import escape, figure, page, table
+from qsft.page import GREEN, ORANGE, PAPER, PINK, SKY, escape, figure, page, table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -19,7 +19,7 @@ MEANINGS = {
     "agree": "both find it likely: known already",
     "student_only": "only the student finds it likely",
 }
-COLOURS = {"rescue": "var(--good)", "filter": "var(--warm)", "agree": "var(--sky)", "student_only": "var(--pink)"}
+COLOURS = {"rescue": GREEN, "filter": ORANGE, "agree": SKY, "student_only": PINK}
 PATTERNS = {"rescue": "", "filter": "/", "agree": ".", "student_only": "x"}
 CORNERS = {"rescue": (0.25, 0.84), "agree": (0.75, 0.84), "filter": (0.25, 0.15), "student_only": (0.75, 0.15)}
 
@@ -152,14 +152,14 @@ def _line(**at: float) -> dict[str, Any]:
 def _corner(name: str, share: float) -> dict[str, Any]:
     x, y = CORNERS[name]
     text = f"<b>{NAMES[name]}</b><br>{100 * share:.1f} %"
-    return {"x": x, "y": y, "text": text, "showarrow": False, "bgcolor": "var(--card)", "borderpad": 4, "opacity": 0.92}
+    return {"x": x, "y": y, "text": text, "showarrow": False, "bgcolor": PAPER, "borderpad": 4, "opacity": 0.92}
 
 
 def _pattern(shape: str) -> dict[str, Any]:
     return {
         "shape": shape,
         "fillmode": "overlay",
-        "fgcolor": "var(--card)",
+        "fgcolor": PAPER,
         "fgopacity": 0.7,
         "size": 6,
         "solidity": 0.25,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsft.page import escape, figure, page, table
+from qsft.page import COLOURS, ROLES, escape, faint, figure, page, table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -49,7 +49,6 @@ ABOUT = {
 }
 SHARES = {*GROUPS["Student and teacher on the label"], *GROUPS["What the teacher covers"], "gamma", "gamma_q50"}
 # Runs differ in colour and in dash, so that curves which lie on each other are both seen.
-LINES = ("accent", "warm", "good", "pink", "sky", "yellow")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 CSS_DASHES = ("solid", "dashed", "dotted", "dashed", "dashed", "dashed")
 
@@ -140,10 +139,10 @@ def _figure(runs: Sequence[Run], metric: str) -> "Figure":
     fig = go.Figure()
     for i, run in enumerate(runs):
         if metric == "gamma":
-            fig.add_traces(list(_band(run, f"var(--{LINES[i % len(LINES)]}-faint)")))
+            fig.add_traces(list(_band(run, faint(COLOURS[i % len(COLOURS)]))))
         steps, values = run.curve(metric)
         mode = "lines" if len(steps) > 1 else "markers"
-        line = {"color": f"var(--{LINES[i % len(LINES)]})", "dash": DASHES[i % len(DASHES)], "width": 2}
+        line = {"color": COLOURS[i % len(COLOURS)], "dash": DASHES[i % len(DASHES)], "width": 2}
         fig.add_scatter(
             x=steps, y=values, name=escape(run.name), mode=mode, line=line, hovertemplate="step %{x}: %{y:.4g}"
         )
@@ -173,7 +172,7 @@ def _ends(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _key(i: int) -> str:
-    return f"border-top: 3px {CSS_DASHES[i % len(DASHES)]} var(--{LINES[i % len(LINES)]})"
+    return f"border-top: 3px {CSS_DASHES[i % len(DASHES)]} var(--{ROLES[COLOURS[i % len(COLOURS)]]})"
 
 
 def _state_file(directory: Path) -> Path:

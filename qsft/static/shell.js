@@ -13,9 +13,8 @@ const qsft = (() => {
     return new Response(stream).text();
   }
 
-  // A colour of the style sheet as the browser resolves it for the present theme; "accent-faint" is it, see-through.
+  // A colour of the style sheet as the browser resolves it for the present theme.
   function colour(name) {
-    if (name.endsWith("-faint")) return colour(name.slice(0, -6)).replace("rgb(", "rgba(").replace(")", ", 0.18)");
     const probe = document.createElement("i");
     probe.style.color = `var(--${name})`;
     root.append(probe);
@@ -24,12 +23,20 @@ const qsft = (() => {
     return resolved;
   }
 
-  // Figures may name colours of the style sheet as "var(--accent)"; Plotly wants them resolved.
+  // Figures name colours as "var(--accent)", or use one of the palette, which has a role in the style sheet.
+  const roles = /* roles */ {};
+  function themed(text) {
+    const named = /^var\(--([\w-]+)\)$/.exec(text);
+    if (named) return colour(named[1]);
+    const hex = /^#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})$/i.exec(text)?.slice(1).map((part) => parseInt(part, 16));
+    const [, r, g, b, alpha] = /^rgba\((\d+), (\d+), (\d+), ([\d.]+)\)$/.exec(text) ?? [];
+    const role = roles[(hex ?? [r, g, b]).join(",")];
+    if (!role) return text;
+    return hex ? colour(role) : colour(role).replace("rgb(", "rgba(").replace(")", `, ${alpha})`);
+  }
+
   function resolve(value) {
-    if (typeof value === "string") {
-      const named = /^var\(--([\w-]+)\)$/.exec(value);
-      return named ? colour(named[1]) : value;
-    }
+    if (typeof value === "string") return themed(value);
     if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(resolve);
     if (value && typeof value === "object" && Object.getPrototypeOf(value) === Object.prototype)
       return Object.fromEntries(Object.entries(value).map(([key, x]) => [key, resolve(x)]));

@@ -59,3 +59,10 @@ def test_html_in_a_name_stays_text():
         return Target(Constant(1.0))
 
     assert "hacked" not in targets_page([evil], named=False)
+
+
+def test_curves_for_a_notebook_are_the_tables_columns():
+    fig = qsft.explore.curves_figure({"half": LossTarget(half), "kd": TARGETS["kd"]()}, teacher_p=0.6)
+    assert [trace.name for trace in fig.data] == ["half"] * 4 + ["kd"] * 4
+    assert np.array(fig.data[0].y) == pytest.approx(-0.5 * np.log(world.P_GRID))
+    assert fig.data[5].y[0] == pytest.approx(0.6 / (0.6 + 0.4 * 0.85))  # beside y the teacher keeps a, b, c

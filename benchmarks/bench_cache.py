@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.measure import print_table, write_json
 from qsft.teacher.build import build_cache
-from qsft.teacher.capture import label_states, logit_tiles
+from qsft.teacher.capture import logit_tiles, predicting_states
 from qsft.teacher.encoding import ENCODINGS, Rows, canonical, truncate
 from qsft.teacher.format import TeacherCache, document_key
 from qsft.teacher.identity import Identity
@@ -71,7 +71,9 @@ def bare_forward(model: Qwen2ForCausalLM, plan: Plan) -> None:
 def label_forward(model: Qwen2ForCausalLM, plan: Plan) -> None:
     """The least a capture must do: the backbone, and the head on label positions alone."""
     for batch in plan.batches:
-        for _ in logit_tiles(model, label_states(model, **pad_documents([plan.tokens(place) for place in batch]))[0]):
+        for _ in logit_tiles(
+            model, predicting_states(model, **pad_documents([plan.tokens(place) for place in batch]))[0]
+        ):
             pass
 
 

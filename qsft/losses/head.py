@@ -196,7 +196,7 @@ def _target_forward(
 ) -> TargetOutput:
     labels, inputs = _take(kwargs, "labels"), {name: kwargs.pop(name, None) for name in (*TEACHER_INPUTS, *SIDE_INPUTS)}
     teacher, vocab_size = kwargs.pop("teacher", None), kwargs.pop("vocab_size", None)
-    hidden, keep, labels, aux_loss = _label_positions(model, args, kwargs, labels)
+    hidden, keep, labels, aux_loss = label_states(model, args, kwargs, labels)
     rows = {name: _rows(name, value, keep) for name, value in inputs.items() if value is not None}
     if teacher is None and "teacher_ids" in rows:
         teacher = TopK(rows["teacher_ids"].long(), rows["teacher_logps"], rows.get("teacher_label_logp"))
@@ -213,7 +213,7 @@ def _target_forward(
 
 def _label_logps_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Float[Tensor, "B T"]:
     labels = _take(kwargs, "labels")
-    hidden, keep, kept_labels, _ = _label_positions(model, args, kwargs, labels)
+    hidden, keep, kept_labels, _ = label_states(model, args, kwargs, labels)
 
     def fused(hidden: Tensor, head: Head) -> Tensor:
         return fused_label_logps(hidden, head.weight, kept_labels.to(hidden.device), **head.shape_of_logits)
@@ -224,12 +224,13 @@ def _label_logps_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     return full
 
 
-def _label_positions(
+def label_states(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: Int[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "N H"], Tensor, Int[Tensor, " N"], Tensor | None]:
-    """Hidden states that predict a label, where they are, the labels themselves, and the auxiliary loss.
+    """Hidden states that predict a label, where they are ([B, T−1]), the labels themselves, and the auxiliary loss.
 
-    The state at t−1 predicts token t: this line is the package's only shift.
+    `args` and `kwargs` are those of the causal LM's forward. The state at t−1 predicts token t: this is the package's
+    only shift, for training, for scoring and for a teacher's capture.
     """
     kwargs["use_cache"] = False
     if getattr(model.config.get_text_config(), "output_router_logits", False):  # type: ignore[union-attr, operator]

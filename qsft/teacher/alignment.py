@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qsft.targets.view import TopK
-from qsft.teacher.capture import input_device, label_states, logit_tiles
+from qsft.teacher.capture import input_device, logit_tiles, predicting_states
 from qsft.teacher.format import TeacherCache, label_positions
 
 SHIFTS = (-1, 0, 1)
@@ -61,7 +61,7 @@ def aligned(table: Sequence[Agreement], tolerance: float) -> bool:
 def _states(model: nn.Module, input_ids: np.ndarray) -> Tensor:
     """The state that predicts token t at place t−1, for every token but the first."""
     tokens = torch.from_numpy(input_ids.astype(np.int64))[None].to(input_device(model))
-    return label_states(model, tokens, tokens)[0]
+    return predicting_states(model, tokens, tokens)[0]
 
 
 @torch.no_grad()

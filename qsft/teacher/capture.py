@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qsft.losses.fused import Projection, tokens_per_chunk
-from qsft.losses.head import base_causal_lm, output_head
-from qsft.losses.reference import IGNORED
+from qsft.losses.head import base_causal_lm, label_states, output_head
 from qsft.targets.view import Full, TopK
 
 BLOCK = 64  # top_k looks at the maxima of blocks of this many logits first
@@ -17,11 +16,11 @@ BLOCK = 64  # top_k looks at the maxima of blocks of this many logits first
 
 @torch.no_grad()
 def top_rows(model: nn.Module, k: int, **batch: Tensor | None) -> TopK:
-    """The teacher's k likeliest tokens at every label position of `batch` (see `label_states`), row after row.
+    """The teacher's k likeliest tokens at every label position of `batch` (see `predicting_states`), row after row.
 
     Log-probs are float32, normalised over the full vocabulary at temperature 1.
     """
-    hidden, labels = label_states(model, **batch)
+    hidden, labels = predicting_states(model, **batch)
     columns = zip(*(_best(tile, labels[rows], k) for rows, tile in logit_tiles(model, hidden)))
     return TopK(*map(torch.cat, columns))
 
@@ -29,7 +28,7 @@ def top_rows(model: nn.Module, k: int, **batch: Tensor | None) -> TopK:
 @torch.no_grad()
 def full_rows(model: nn.Module, **batch: Tensor | None) -> Full:
     """The teacher's whole distribution at every label position of `batch`."""
-    hidden, labels = label_states(model, **batch)
+    hidden, labels = predicting_states(model, **batch)
     columns = zip(*(_everything(tile, labels[rows]) for rows, tile in logit_tiles(model, hidden)))
     return Full(*map(torch.cat, columns))
 
@@ -47,7 +46,7 @@ def teacher_rows(
     return full_rows(model, **batch) if k is None else top_rows(model, k, **batch)
 
 
-def label_states(
+def predicting_states(
     model: nn.Module,
     input_ids: Int[Tensor, "B T"],
     labels: Int[Tensor, "B T"],
@@ -58,11 +57,10 @@ def label_states(
     optional = {"attention_mask": attention_mask, "position_ids": position_ids}  # not every backbone takes both
     given = {name: value for name, value in optional.items() if value is not None}
     causal_lm: Any = base_causal_lm(model)
-    states = causal_lm.base_model(input_ids=input_ids, use_cache=False, **given).last_hidden_state[:, :-1]
-    keep = labels[:, 1:].to(states.device) != IGNORED
+    states, _, kept, _ = label_states(causal_lm, (), {"input_ids": input_ids, **given}, labels)
     # With device_map the backbone may end on another device than the head.
     device = causal_lm.get_output_embeddings().weight.device
-    return states[keep].to(device), labels[:, 1:].to(states.device)[keep].to(device)
+    return states.to(device), kept.to(device)
 
 
 def input_device(model: nn.Module) -> torch.device:

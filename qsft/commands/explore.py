@@ -49,6 +49,7 @@ def _register_data(pictures: Any, name: str, n: int, words: str, run: Any) -> No
         description=f"Show {words}: of a RECIPE (its keys may be replaced: --key value), or of a model and a cache.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --dataset is a key of the recipe, not the beginning of --dataset_path
     )
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file or the name of a packaged recipe")
     parser.add_argument("--model", metavar="MODEL", help="the student: a path or hub id (default: the recipe's)")
@@ -81,6 +82,7 @@ def run_targets(args: argparse.Namespace) -> int:
     """Write the target explorer."""
     from qsft.explore.targets import targets_page
 
+    print("computing the tables of every target, some ten seconds ...", flush=True)
     return _write(args.out, targets_page())
 
 

@@ -82,5 +82,5 @@ def _about_noise(targets: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _percent(share: float) -> str:
-    """A share as a percentage with one digit."""
-    return f"{100 * share:.1f} %"
+    """A share as a percentage with one digit; the space does not break."""
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"

@@ -59,7 +59,7 @@ def _why(results: Results, hero: Method, rival: Method) -> str:
     gain = results.gain(hero.label, rival.label).mean
     if gain < -TIE and results.settings.wrong_teacher and "teacher" not in rival.target.needs:
         return " The teacher is sure of wrong products, and Target-SFT follows it; who reads no teacher is not misled."
-    if abs(gain) <= TIE and rival.row == "sft" and results.settings.noise < CLEAN:
+    if abs(gain) <= TIE and rival.row == "sft" and not rival.curate and results.settings.noise < CLEAN:
         return " With demonstrations this clean there is nothing to filter: plain SFT is enough."
     return ""
 

@@ -12,13 +12,17 @@ CALM = {"dft": 1e-3}  # the p-loss degrades at the others' learning rate
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table with its hyper-parameters; a control is shown, but not ranked as a method of the paper."""
+    """A row of the table with its hyper-parameters; a control is shown, but not ranked as a method of the paper.
+
+    curate   the data-level method that makes its demonstrations, if they are not the demonstrators' own
+    """
 
     label: str
     row: str
     hparams: dict[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None
     control: bool = False
+    curate: str | None = None
 
     @property
     def target(self) -> Target:
@@ -28,7 +32,8 @@ class Method:
     @property
     def slug(self) -> str:
         """A name for a directory."""
-        return "-".join([self.row, *(f"{key}{value}" for key, value in self.hparams.items())])
+        hparams = (f"{key}{value}" for key, value in self.hparams.items())
+        return "-".join([*filter(None, [self.curate]), self.row, *hparams])
 
 
 METHODS = (
@@ -39,6 +44,25 @@ METHODS = (
     Method("KD sharpened", "kd", {"temperature": 0.5}, control=True),
     Method("Target-SFT", "target", {"eta": 0.5}),
 )
+
+
+DATA_LEVEL = (
+    Method("RFT", "sft", curate="rft"),
+    Method("STaR", "sft", curate="star"),
+    Method("GRAPE", "sft", curate="grape"),
+    Method("self-distillation", "sft", curate="self_distill"),
+    Method("CFT", "cft", curate="critical"),
+)
+
+
+def find_data_level(words: list[str]) -> tuple[Method, ...]:
+    """Data-level methods by the names `qsft curate` knows, separated by spaces or commas."""
+    known = {str(method.curate): method for method in DATA_LEVEL}
+    names = dict.fromkeys(name for word in words for name in word.split(",") if name)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"--methods {unknown[0]!r} is not known. Choose of {', '.join(known)}.")
+    return tuple(known[name] for name in names)
 
 
 def parse_methods(words: list[str]) -> tuple[Method, ...]:

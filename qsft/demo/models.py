@@ -69,9 +69,11 @@ def save(model: PreTrainedModel, path: Path) -> None:
 def untrained(seed: int) -> PreTrainedModel:
     """A random model of the demo's size."""
     ends: dict[str, Any] = {"bos_token_id": IDS[BOS], "eos_token_id": IDS[EOS], "pad_token_id": IDS[PAD]}
+    config = AutoConfig.for_model(vocab_size=len(WORDS), **MODEL, **ends)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(vocab_size=len(WORDS), **MODEL, **ends))
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
 
 
 def _make(

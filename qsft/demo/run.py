@@ -8,6 +8,7 @@ from datasets import Dataset
 from rich.console import Console
 
 from qsft.demo.closed_form import Comparison, Contexts
+from qsft.demo.curated import curated_rows
 from qsft.demo.data import demonstrations
 from qsft.demo.fit import fit
 from qsft.demo.measure import Measurement, measure
@@ -75,6 +76,8 @@ def fine_tune(
 ) -> Path:
     """The directory of the base tuned by one method."""
     phase = settings.fine_tuning
+    if method.curate:
+        data = curated_rows(settings, method, data, base, out.with_name(f"{out.name}-data"), phases)
     if method.learning_rate is not None:
         phase = replace(phase, learning_rate=method.learning_rate)
     with phases.phase(f"fine-tune {method.label}", phase.steps, "steps") as advance:
@@ -85,7 +88,7 @@ def fine_tune(
             seed=settings.seed,
             directory=out,
             advance=advance,
-            teacher=cache,
+            teacher=None if method.curate else cache,
             target=method.row,
             target_kwargs=method.hparams,
         )
@@ -109,7 +112,8 @@ def compare(
     teacher = contexts.numbers(load(places[TEACHER]))
     return {
         method.label: {
-            "closed form": contexts.predicted(method.target, settings.noise, teacher),
+            # What a data-level method writes has no distribution that is known beforehand.
+            "closed form": None if method.curate else contexts.predicted(method.target, settings.noise, teacher),
             "measured": contexts.right_by_kind(contexts.numbers(load(places[method.label]))),
         }
         for method in methods

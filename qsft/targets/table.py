@@ -81,7 +81,8 @@ def formula(target: Target | LossTarget) -> str:
     if isinstance(target, LossTarget):
         return f"Q = p − ∂L/∂z, L = {target.record()['loss']}"
     residual = "–" if target.residual is None else _formula(target.residual)
-    return f"γ = {_formula(target.trust)}, π̃ = {residual}, scale = {_formula(target.scale)}"
+    equals = "" if residual.startswith("∝") else "= "
+    return f"γ = {_formula(target.trust)}, π̃ {equals}{residual}, scale = {_formula(target.scale)}"
 
 
 def _formula(part: object) -> str:

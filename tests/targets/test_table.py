@@ -28,6 +28,7 @@ def test_describe_suggests_a_name():
 
 def test_formula_of_own_targets():
     assert table.formula(make_target("dft")) == "γ = p_y, π̃ = π_θ, scale = 1"
+    assert table.formula(make_target("target")) == "γ = p_y, π̃ ∝ π_θ^0.5·π_T^0.5, scale = 1"
     assert table.formula(make_target("sft")) == "γ = 1, π̃ = –, scale = 1"
     assert "my_loss" in table.formula(LossTarget(my_loss))
 

@@ -80,7 +80,7 @@ def demonstration(results: Results) -> Sheet:
     slips = any(token.slip for token in shown.tokens)
     return Sheet(
         f"One {'noisy ' if slips else ''}demonstration, token by token: {shown.question}",
-        ("token", "p_θ", "p_T", "γ", "target's favourite", ""),
+        ("token", "p_θ", "p_T", "γ", "top of Q", ""),
         [
             (
                 token.word,
@@ -92,8 +92,9 @@ def demonstration(results: Results) -> Sheet:
             )
             for token in shown.tokens
         ],
-        "p_θ: the base before fine-tuning; p_T: the teacher; γ: how far Target-SFT trusts the token. rescue: the base "
-        "finds it unlikely, the teacher does not; filter: both find it unlikely.",
+        "p_θ: the base before fine-tuning; p_T: the teacher; γ: how far Target-SFT trusts the token; top of Q: "
+        "the likeliest word of its target. rescue: the base finds the token unlikely, the teacher does not; filter: both "
+        "find it unlikely.",
     )
 
 

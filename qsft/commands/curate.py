@@ -1,6 +1,7 @@
 """`qsft curate METHOD`: turn a data set into another one with a data-level method, ready for any target."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("method", metavar="METHOD", help=argparse.SUPPRESS)
     # A recipe's keys are too many for argparse, and their values must not be taken for the recipe's name.
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="--out DIR", help=argparse.SUPPRESS)
     parser.set_defaults(run=run, takes_overrides=True)
 
 
@@ -61,12 +62,14 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(find_method(method))
     given, rest = method_parser(method).parse_known_args(words)
 
-    from qsft.recipe.curate import Options, curate_job
+    from qsft.recipe.curate import curate_job
+    from qsft.recipe.curate_tools import Options
     from qsft.recipe.job import configure
     from qsft.recipe.read import read_recipe
     from qsft.recipe.run import process_group
 
     recipe = read_recipe(name, [*rest, *(["--model_name_or_path", given.model] if given.model else [])])
+    recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})
     values = {key: value for key, value in vars(given).items() if value is not None}
     chosen = {key: values[key] for key in settings if key in values}
     options = Options(**{key: values[key] for key in (*OPTIONS, "fresh") if key in values})

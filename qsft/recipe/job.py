@@ -47,12 +47,7 @@ class Job:
     @cached_property
     def data(self) -> TrainingData:
         """The training rows; the first process of each machine prepares them, the others read its result."""
-        settings = self.settings
-        if settings.curate and not settings.dry_run:
-            from qsft.recipe.curate import curated_settings
-
-            settings = curated_settings(self)
-        return self.load(settings, multiple_of=self.rows_per_step)
+        return self.load(self.settings, multiple_of=self.rows_per_step)
 
     @cached_property
     def eval_data(self) -> TrainingData | None:
@@ -138,7 +133,12 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
             "use recipes/accelerate/cpu.yaml: `--cpu` and MULTI_CPU start one process only."
         )
     args.model_init_kwargs = _model_init_kwargs(model, args)
-    return Job(recipe, settings, model, args, processes)
+    job = Job(recipe, settings, model, args, processes)
+    if on_paper or settings.curate is None:
+        return job
+    from qsft.recipe.curate import curated_settings
+
+    return replace(job, settings=curated_settings(job))
 
 
 def launched_processes() -> int:

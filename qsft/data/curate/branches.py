@@ -93,7 +93,7 @@ class _State:
             use_cache=True,
         )
         self.positions = self.positions + 1
-        return out.logits[:, -1].argmax(-1).tolist()
+        return [int(token) for token in out.logits[:, -1].argmax(-1)]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Leave all other rows behind."""

@@ -131,7 +131,7 @@ class Search:
 
     def right(self, problem: "Problem", responses: Sequence[Sequence[int]]) -> list[bool]:
         """Which responses came to an end and verify."""
-        texts = [str(self.tokenizer.decode(ids, skip_special_tokens=True)) for ids in responses]
+        texts = [str(self.tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in responses]
         ended = [bool(ids) and ids[-1] in self.ends for ids in responses]
         verdicts = [self.workshop.judge(text, problem) if end else False for text, end in zip(texts, ended)]
         return [decide(verdict, text, problem) for verdict, text in zip(verdicts, texts)]

@@ -23,7 +23,10 @@ RESPONSES = ("response", "solution", "completion", "output")
 class Form(Protocol):
     """How rows of one kind are read and written."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What a manifest calls the form."""
+        ...
 
     def read(self, row: Row) -> Pair | None:
         """Question and response; None for a row that holds no demonstration."""
@@ -149,7 +152,11 @@ class Tokens:
         return ids[:start], ids[start:]
 
 
-FORMS = {Tokens: {"input_ids", "labels"}, Messages: {"messages"}, PromptCompletion: {"prompt"}}
+FORMS: dict[Callable[[PreTrainedTokenizerBase], Form], set[str]] = {
+    Tokens: {"input_ids", "labels"},
+    Messages: {"messages"},
+    PromptCompletion: {"prompt"},
+}
 
 
 def response_ids(tokenizer: PreTrainedTokenizerBase, response: str) -> list[int]:
@@ -184,10 +191,10 @@ def find_form(
 
 def _split(turns: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], str | None]:
     """The turns up to the response, and the response if the last turn is the assistant's."""
-    turns = [dict(turn) for turn in turns]
-    if turns and turns[-1]["role"] == "assistant":
-        return turns[:-1], turns[-1]["content"]
-    return turns, None
+    copied = [dict(turn) for turn in turns]
+    if copied and copied[-1]["role"] == "assistant":
+        return copied[:-1], copied[-1]["content"]
+    return copied, None
 
 
 def _question(turns: Sequence[Mapping[str, str]]) -> str:

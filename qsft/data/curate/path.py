@@ -52,7 +52,8 @@ def distinct(paths: Sequence[Path], taken: Sequence[Path] = ()) -> list[int]:
 
 def most_different(paths: Sequence[Path], count: int, taken: Sequence[Path] = ()) -> list[int]:
     """The places of `count` paths, each next one the farthest from all chosen and `taken` before; ties to the first."""
-    left, chosen, reference = list(range(len(paths))), [], list(taken)
+    left, reference = list(range(len(paths))), list(taken)
+    chosen: list[int] = []
     while left and len(chosen) < count:
         best = max(left, key=lambda at: min((distance(paths[at], other) for other in reference), default=0.0))
         left.remove(best)

@@ -1,7 +1,7 @@
 """RFT: the model's own right solutions, one for each way to get there (rejection sampling, Yuan et al. 2023)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qsft.data.curate.path import distinct, most_different, reasoning_path
 from qsft.data.curate.workshop import Kept, Workshop
@@ -32,7 +32,7 @@ def rft(
     keep            at most so many per problem, the most different ones
     originals       whether the demonstrations stay in the data set
     """
-    how = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens, "seed": seed}
+    how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens, "seed": seed}
     found = workshop.sample("samples", {problem: problem.prompt for problem in problems}, n=n, **how)
     right = {problem: [sample.text for sample in samples if sample.right] for problem, samples in found.items()}
     workshop.refuse_empty([text for texts in right.values() for text in texts])

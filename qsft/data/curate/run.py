@@ -46,7 +46,7 @@ def curate(
         if workshop.ledger.group.rank == 0:
             write(out, kept, {**record, "qsft": __version__, **describe(kept, problems, workshop)})
     workshop.ledger.group.wait()
-    return json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    return dict(json.loads((out / MANIFEST).read_text(encoding="utf-8")))
 
 
 def agree(out: Path, record: Mapping[str, Any], workshop: Workshop, fresh: bool) -> None:

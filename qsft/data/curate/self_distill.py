@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qsft.data.curate.template import fill, require_places
 from qsft.data.curate.workshop import Kept, Sample, Workshop
@@ -45,7 +45,7 @@ def self_distill(
     shown = [problem for problem in problems if problem.response is not None]
     if not shown:
         raise ValueError("the data set has no responses to rewrite: self_distill needs demonstrations.")
-    how = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens, "seed": seed}
+    how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens, "seed": seed}
     asked = {p: p.asked(fill(template, vars(p))) for p in shown}
     found = workshop.sample("rewritten", asked, n=n, **how)
     own = {p: [sample.text for sample in found[p] if is_answer(sample, workshop)] for p in shown}

@@ -173,13 +173,17 @@ def test_a_recipe_with_the_key_trains_on_curated_rows(here, clock_directory, clo
     assert manifest["rows"]["read"] == len(rows_of(here / "run" / "curated"))
 
 
-def test_pairs_are_encoded_as_the_papers_sets_are(curate, here, clock_directory, clock_tokenizer):
+@pytest.mark.parametrize("source", ["columns", "numina"])
+def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_tokenizer):
     from qsft.data.load import DataSettings, load_training_data
 
-    rows = clock_rows()
-    pairs = [{"problem": r["prompt"][8:], "solution": r["completion"][1:], "answer": r["answer"]} for r in rows]
-    write_jsonl(here / "pairs.jsonl", pairs)
-    assert curate("rft", "--out", "rft", "--n", "2", *BRIEF, data="pairs.jsonl") == 0
+    pairs = [(row["prompt"][8:], row["completion"][1:], row["answer"]) for row in clock_rows()]
+    columns = [{"problem": question, "solution": response, "answer": gold} for question, response, gold in pairs]
+    numina = [{"answer": gold, "extra_info": {"question": q, "answer": response}} for q, response, gold in pairs]
+    write_jsonl(here / "pairs.jsonl", {"columns": columns, "numina": numina}[source])
+    words = ("--data_dir", "pairs.jsonl") if source == "numina" else ()
+    data = "numina" if source == "numina" else "pairs.jsonl"
+    assert curate("rft", "--out", "rft", "--n", "2", *BRIEF, *words, data=data, verifier=None) == 0
     data = load_training_data(DataSettings(dataset="rft"), clock_tokenizer).dataset
     first = data[0]
     assert clock_tokenizer.decode(first["input_ids"]) == "<|bos|> 0 + 0 ? first 0 + 0 = 0 so \\boxed{0} <|eos|>"

@@ -10,6 +10,7 @@ examples:
   qsft demo --noise 0                              clean demonstrations: SFT is as good
   qsft demo --wrong-teacher                        a teacher that is sure and wrong: Target-SFT loses
   qsft demo --targets sft target:eta=0.2 dft:lr=1e-3   any rows of `qsft targets`
+  qsft demo --methods rft,star,grape               data-level methods beside the targets
   qsft demo --quick                                a few steps of everything, to see that it runs
 """
 
@@ -31,6 +32,9 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument("--noise", type=float, metavar="P", help="probability of a slip per step (default: 0.25)")
     parser.add_argument("--wrong-teacher", action="store_true", help="the teacher is sure of wrong products")
     parser.add_argument("--targets", nargs="+", metavar="ROW[:KEY=VALUE,…]", help="rows to compare; lr=… is a key too")
+    parser.add_argument(
+        "--methods", nargs="+", default=[], metavar="NAME", help="rft, star, grape, …: see `qsft curate`"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; on a busy machine 1 may be fastest")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="where results go (default: runs/demo)")
     parser.add_argument("--quick", action="store_true", help="a few steps of everything: a smoke test")
@@ -46,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from qsft.demo.methods import METHODS, parse_methods
+    from qsft.demo.methods import METHODS, find_data_level, parse_methods
     from qsft.demo.report import report
     from qsft.demo.run import run as run_demo
     from qsft.demo.settings import Settings
@@ -55,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     noise = {} if args.noise is None else {"noise": args.noise}
     settings = Settings(wrong_teacher=args.wrong_teacher, **noise)
-    methods = parse_methods(args.targets) if args.targets else METHODS
+    methods = (parse_methods(args.targets) if args.targets else METHODS) + find_data_level(args.methods)
+    if args.quick and args.methods:
+        raise ValueError("--quick leaves a base that never answers right: --methods would find nothing to keep.")
     console = Console()
     results = run_demo(settings, args.seeds, methods, args.out, console, quick=args.quick)
     report(results, args.out, console)

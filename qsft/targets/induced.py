@@ -48,6 +48,7 @@ class LossTarget:
     loss_fn: LossFn
     needs: frozenset[str] = frozenset()
     per_document: bool = False
+    averages_kept: bool = False
 
     def __call__(self, view: TokenView) -> Mixture:
         """The induced Q, with the loss's own value."""

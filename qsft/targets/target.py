@@ -78,6 +78,11 @@ class Target:
         """Whether a token's scale depends on its whole document, so that label log-probs must be known beforehand."""
         return hasattr(self.scale, "document_weights")
 
+    @property
+    def averages_kept(self) -> bool:
+        """Whether a mean per micro-batch is over the tokens whose label has weight, as in the method's own code."""
+        return bool(getattr(self.trust, "averages_kept", False))
+
     def prepare(self, side: SideInputs, teacher: TopK | Full | None, label_logp: Callable[[], PerToken]) -> SideInputs:
         """Side inputs with the per-document weights filled in; `label_logp` is called only when they are needed."""
         if not self.per_document or side.weight is not None:

@@ -82,10 +82,11 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Both:
-    """γ = γ₁·γ₂: one trust gated by another."""
+    """γ = γ₁·γ₂: one trust gated by another. Beyond-log's code averages over the tokens that its gate keeps."""
 
     first: Threshold
     second: Prob
+    averages_kept: ClassVar[bool] = True
 
     def __call__(self, view: TokenView) -> PerToken:
         """The product."""

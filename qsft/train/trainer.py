@@ -38,7 +38,7 @@ from qsft.train.record import read_record, refuse_other_record, write_record
 from qsft.train.teacher import RunTeacher, reads_teacher
 
 Batch = dict[str, Any]
-TOKENS = SUM_NAMES.index("tokens")
+TOKENS, KEPT = SUM_NAMES.index("tokens"), SUM_NAMES.index("kept")
 LIVE_INPUTS = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
@@ -115,7 +115,9 @@ class TargetSFTTrainer(SFTTrainer):
         mode = "train" if self.model.training else "eval"
         outputs = model(**self.head_inputs(inputs), target=self.target)
         self.sums[mode].add(outputs.sums, tokens_seen(inputs), outputs.aux_loss)
-        loss = self.divided(outputs.loss, outputs.sums[TOKENS], num_items_in_batch)
+        per_micro_batch = self.args.loss_normalization == "micro_batch_mean"
+        counted = KEPT if per_micro_batch and self.target.averages_kept else TOKENS
+        loss = self.divided(outputs.loss, outputs.sums[counted], num_items_in_batch)
         if self.aux_loss_enabled:
             # A mean per micro-batch. Where the loss covers the whole accumulation, so must the sum of these.
             steps = self.current_gradient_accumulation_steps if self._whole_step(num_items_in_batch) else 1

@@ -112,6 +112,22 @@ def test_micro_batch_mean_is_the_mean_of_means(trainer, data, logged):
     assert logged(mean)[0] != pytest.approx(logged(tokens)[0], rel=1e-4)
 
 
+def test_micro_batch_mean_of_a_thresholded_loss_is_over_kept_tokens(trainer, data):
+    """Beyond-log's own code divides by the tokens above its threshold; the default divides by all label tokens."""
+    rows, hparams = data.tokens(4), {"alpha": 0.0, "tau": 0.003}
+    made = trainer(rows, target="beyond_log", target_kwargs=hparams, loss_normalization="micro_batch_mean")
+    batch = made.data_collator(list(made.train_dataset))
+    with torch.no_grad():
+        loss = made.compute_loss(made.model, dict(batch))
+        out = made.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    labels = batch["labels"][:, 1:]
+    keep = labels != -100
+    logp = out.logits[:, :-1].log_softmax(-1)[keep].gather(-1, labels[keep][:, None])[:, 0]
+    kept = logp.exp() >= 0.003
+    assert 0 < kept.sum() < len(kept)
+    assert float(loss) == pytest.approx(float(-logp[kept].mean()), rel=1e-5)
+
+
 def test_a_micro_batch_without_labels_trains_nothing(trainer, data):
     made = trainer(data.tokens())
     batch = made.data_collator([{"input_ids": [40, 41, 42], "labels": [40, -100, -100]}])

@@ -166,6 +166,8 @@ def test_a_recipe_with_the_key_trains_on_curated_rows(here, clock_directory, clo
     }
     lines = [f"{key}: {json.dumps(value)}" for key, value in recipe.items()]
     (here / "mine.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert main(["train", "mine.yaml", *TRAINING, "--dry_run"]) == 0
+    assert not (here / "run" / "curated").exists()  # a run on paper generates nothing
     assert main(["train", "mine.yaml", *TRAINING]) == 0
     assert {row["curated"] for row in rows_of(here / "run" / "curated")} == {"sample"}
     manifest = json.loads((here / "run" / "data_manifest.json").read_text(encoding="utf-8"))

@@ -1,0 +1,77 @@
+"""The data-level methods in the demo's world."""
+
+import json
+
+import pytest
+
+from qsft.cli import main
+from qsft.demo.curated import SETTINGS, other_demonstrations, problem_of, verify, with_answers
+from qsft.demo.data import demonstrations
+from qsft.demo.methods import DATA_LEVEL, METHODS, find_data_level
+from qsft.demo.reading import given_answer, is_correct
+from qsft.demo.settings import Settings
+from qsft.demo.vocabulary import EOS, WORDS
+
+
+def words_of(row):
+    return [WORDS[token] for token, label in zip(row["input_ids"], row["labels"]) if label != -100]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return with_answers(demonstrations(Settings().quick()))
+
+
+def test_answers_are_the_problems_own(rows):
+    for row in rows:
+        problem = problem_of(row["input_ids"])
+        assert row["answer"] == problem.answer
+        assert [WORDS[token] for token in row["input_ids"]][: len(problem.prompt)] == problem.prompt
+        words = words_of(row)
+        assert verify(" ".join(words[:-1]), row) == is_correct(problem, words)
+
+
+def test_other_demonstrators_solve_the_same_problems_and_slip(rows):
+    others = other_demonstrations(rows, Settings())
+    assert all(len(texts) == 3 and EOS not in " ".join(texts) for texts in others)
+    right = [verify(text, row) for row, texts in zip(rows, others) for text in texts]
+    assert 0.2 < sum(right) / len(right) < 0.8
+
+
+def test_methods_by_name():
+    assert find_data_level(["rft,star", "critical"]) == (DATA_LEVEL[0], DATA_LEVEL[1], DATA_LEVEL[4])
+    assert {method.curate for method in DATA_LEVEL} == set(SETTINGS)
+    assert len({method.slug for method in (*METHODS, *DATA_LEVEL)}) == len(METHODS) + len(DATA_LEVEL)
+    with pytest.raises(ValueError, match=r"'rtf' is not known. Choose of rft, star"):
+        find_data_level(["rtf"])
+
+
+def test_a_smoke_test_has_nothing_to_curate(tmp_path, capsys):
+    assert main(["demo", "--quick", "--methods", "rft", "--out", str(tmp_path)]) == 2
+    assert "never answers right" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_each_method_makes_what_its_definition_says_and_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("QSFT_HOME", str(tmp_path / "home"))
+    names = [str(method.curate) for method in DATA_LEVEL]
+    assert main(["demo", "--targets", "sft", "--methods", *names, "--out", str(tmp_path)]) == 0
+    table = {line["label"]: line["average"] for line in json.loads((tmp_path / "results.json").read_text())["table"]}
+    assert {method.label for method in DATA_LEVEL} <= set(table)
+    made = {}
+    for method in DATA_LEVEL:
+        lines = (tmp_path / "seed-0" / f"{method.slug}-data" / "rows.jsonl").read_text().splitlines()
+        made[method.curate] = [json.loads(line) for line in lines]
+
+    def right(row):
+        return given_answer(words_of(row)) == problem_of(row["input_ids"]).answer
+
+    own = {"sample", "rationale", "hinted", "rewritten", "critical"}
+    for rows in made.values():
+        assert all(right(row) for row in rows if row["curated"] in own)
+    assert {"demonstration", "sample"} == {row["curated"] for row in made["rft"]}
+    assert not any("knows" in words_of(row) for row in made["star"])
+    assert all(row["score"] == max(row["scores"]) for row in made["grape"])
+    assert all(len(row["critical"]) == len(row["input_ids"]) for row in made["critical"])
+    # What the base finds likely, or verified itself, slips less than the demonstrators: each beats plain SFT.
+    assert table["RFT"] > table["SFT"] < table["GRAPE"]

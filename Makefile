@@ -21,7 +21,7 @@ $(VENV)/.installed-%: setup.cfg constraints.txt
 	@$(PIP) --upgrade pip setuptools wheel
 	@# torch first: packages that build against it must find it, and a bare range would pull the CUDA build
 	@$(PIP) torch
-	@$(PIP) -e ".[$*]"
+	@PYTHONWARNINGS="ignore:Editable installation" $(PIP) -e ".[$*]"
 	@touch $@
 
 demo: $(VENV)/.installed-demo  ## the paper's effect in minutes, no download (ARGS="--seeds 3")

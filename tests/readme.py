@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def generated() -> dict[str, str]:
@@ -28,14 +29,47 @@ def refreshed(text: str) -> str:
 
 
 def snippets(language: str) -> list[str]:
-    """The README's code blocks in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """The README's code blocks in a language; those without one for ""."""
+    return [code for name, code in BLOCK.findall(README.read_text(encoding="utf-8")) if name == language]
 
 
 def commands() -> list[str]:
     """The README's shell commands, without their comments."""
     lines = [line.split(" #")[0].strip() for block in snippets("bash") for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def diff_sides(diff: str) -> tuple[str, str]:
+    """The two scripts that a diff is between, before and after."""
+    lines = [(line[:1], line[1:]) for line in diff.splitlines()]
+    before, after = ("\n".join(text for sign, text in lines if sign != other) for other in "+-")
+    return before, after
+
+
+def prose() -> str:
+    """The README without its code blocks."""
+    return BLOCK.sub("", README.read_text(encoding="utf-8"))
+
+
+def inline() -> list[str]:
+    """What stands between backticks in the prose, each once."""
+    return list(dict.fromkeys(re.findall(r"`([^`\n]+)`", prose())))
+
+
+def mentioned() -> list[str]:
+    """The commands that the prose mentions."""
+    return [code for code in inline() if re.match(r"(qsft|make|accelerate|python|pip) \S", code)]
+
+
+def links() -> list[str]:
+    """Where the links and pictures of the prose point."""
+    return re.findall(r"\]\(([^)\s]+)\)", prose())
+
+
+def anchors() -> set[str]:
+    """The anchors that a reader's renderer gives the headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 if __name__ == "__main__":

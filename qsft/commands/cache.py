@@ -55,6 +55,7 @@ def _register_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser
         description="Build the cache of RECIPE (its keys may be replaced: --key value), or of a tokenised data set.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --dataset is a key of the recipe, not the beginning of --dataset_path
     )
     build.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file or the name of a packaged recipe")
     build.add_argument("--dataset_path", help="input_ids and labels: a save_to_disk directory, .parquet or .jsonl")
@@ -83,7 +84,8 @@ def run_build(args: argparse.Namespace) -> int:
 
 
 def _build_recipe(args: argparse.Namespace) -> "Path":
-    given = [name for name in ("dataset_path", "teacher", "out", "tokenizer", *CAPTURE_OPTIONS) if vars(args)[name]]
+    names = ("dataset_path", "teacher", "out", "tokenizer", *CAPTURE_OPTIONS)
+    given = [name for name in names if vars(args)[name] is not None and name != "dtype"]
     if given:
         raise ValueError(
             f"--{given[0]} belongs to a build without a recipe. Beside a recipe use its own keys: "
@@ -92,7 +94,8 @@ def _build_recipe(args: argparse.Namespace) -> "Path":
     from qsft.recipe.read import read_recipe
     from qsft.recipe.run import build_recipe_cache
 
-    return build_recipe_cache(read_recipe(args.recipe, args.overrides)).path
+    dtype = ["--dtype", args.dtype] if args.dtype else []  # a recipe has a key of that name too
+    return build_recipe_cache(read_recipe(args.recipe, [*args.overrides, *dtype])).path
 
 
 def _build_options(args: argparse.Namespace) -> "Path":
@@ -156,8 +159,12 @@ def run_info(args: argparse.Namespace) -> int:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check the files, and with a teacher the values; 0 when all is well, 1 when not."""
+    from pathlib import Path
+
     from qsft.teacher.verify import verify_cache
 
+    if not Path(args.directory).is_dir():
+        raise ValueError(f"there is no directory {args.directory}, so nothing to verify. `qsft cache build` makes one.")
     report = verify_cache(args.directory)
     for why in report.problems.values():
         print(f"- {why}")

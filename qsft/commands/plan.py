@@ -17,15 +17,19 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     """Add `qsft plan`."""
     parser = commands.add_parser(
         "plan",
+        usage="qsft plan RECIPE [--gpus N] [--gpu_memory GB] [--key value ...]",
         help="documents, cache size, steps, memory per GPU of a recipe",
         description="What a recipe needs: documents, cache, steps, and memory per GPU by part and strategy. The model "
         "is known by its config alone. Any key of the recipe can be replaced with --key value.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # other words are keys of the recipe
     )
-    parser.add_argument("recipe", help="a recipe file, or the name of a packaged recipe")
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs over all machines (default: 1)")
-    parser.add_argument("--gpu_memory", type=float, default=80.0, help="gigabytes of one GPU (default: 80)")
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file, or the name of a packaged recipe")
+    parser.add_argument("--gpus", type=int, metavar="N", default=1, help="GPUs over all machines (default: 1)")
+    parser.add_argument(
+        "--gpu_memory", type=float, metavar="GB", default=80.0, help="gigabytes of one GPU (default: 80)"
+    )
     parser.set_defaults(run=run, takes_overrides=True)
 
 

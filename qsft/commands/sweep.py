@@ -23,6 +23,7 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         ),
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # other words are keys of the recipe
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe file or the name of a packaged one")
     parser.add_argument("--grid", nargs="+", required=True, metavar="NAME=V,V", help="target=… and hyper-parameters")

@@ -8,10 +8,23 @@ import pytest
 import qsft
 from qsft.cli import COMMANDS, build_parser, main
 
-DESIGNED = (
-    "TargetSFTTrainer, TargetSFTConfig, TeacherCollator, TeacherCache, build_cache, Target, TARGETS, make_target, "
-    "TokenView, TopK, target_loss, fused_target_loss, induced_target, evaluate, grade"
-).split(", ")
+DESIGNED = [
+    "TargetSFTTrainer",
+    "TargetSFTConfig",
+    "TeacherCollator",
+    "TeacherCache",
+    "build_cache",
+    "Target",
+    "TARGETS",
+    "make_target",
+    "TokenView",
+    "TopK",
+    "target_loss",
+    "fused_target_loss",
+    "induced_target",
+    "evaluate",
+    "grade",
+]
 
 
 def run(code):
@@ -81,6 +94,16 @@ def test_unknown_arguments_are_refused(capsys):
     with pytest.raises(SystemExit) as error:
         main(["targets", "--nonsense"])
     assert error.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "words", ["plan RECIPE", "sweep RECIPE --grid target=sft", "cache build RECIPE", "explore tokens RECIPE"]
+)
+def test_a_key_of_a_recipe_is_never_taken_for_the_beginning_of_an_option(words):
+    """argparse completes `--dataset` to `--dataset_path` unless it is told not to."""
+    for key in ("--dataset", "--gpu"):
+        _, rest = build_parser().parse_known_args([*words.split(), key, "value"])
+        assert rest == [key, "value"]
 
 
 def test_version():

@@ -1,0 +1,254 @@
+"""The README is true: its snippets and commands run, the files it names are there, what is generated is fresh."""
+
+import configparser
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import readme
+
+from qsft.cli import main
+from qsft.recipe.read import read_recipe
+from qsft.targets.zoo import make_target
+
+REPO = Path(__file__).parents[2]
+
+# What is added to a command to make it local and small. A command that is not here fails the test that meets it.
+TINY = (
+    "--model_name_or_path {files}/student --teacher_model_name_or_path {files}/teacher --data_dir {files}/numina.jsonl "
+    "--max_length 64 --global_batch_size 16 --dtype float32 --use_cpu true --bf16 false --disable_tqdm true"
+)
+SAMPLES = "--data_dir tasks --n 2 --max_new_tokens 4"
+COMMANDS = {
+    "qsft plan numina_qwen_math_1p5b --gpus 8 --gpu_memory 80": TINY,
+    "accelerate launch recipes/numina_qwen_math_1p5b.yaml": TINY,
+    "accelerate launch recipes/numina_qwen_math_1p5b.yaml --target sft": TINY,
+    "accelerate launch --config_file recipes/accelerate/zero3.yaml recipes/numina_qwen_math_1p5b.yaml": (
+        f"{TINY} --dry_run"  # tests/distributed trains with ZeRO
+    ),
+    "qsft eval numina_qwen_math_1p5b": SAMPLES,
+    "qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target eta=0.2,0.5,1.0": f"{TINY} --dry_run",
+    "qsft cache build numina_qwen_math_1p5b": TINY,
+    "qsft cache info caches/numina_qwen_math_1p5b": "",
+    "qsft cache verify caches/numina_qwen_math_1p5b --teacher Qwen/Qwen2.5-Math-1.5B-Instruct --sample 64": (
+        "--teacher {files}/teacher"
+    ),
+    "qsft eval runs/numina_qwen_math_1p5b-sft --tasks math500,aime24 --protocol paper-math": SAMPLES,
+    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target": "",
+    "qsft explore targets": "",
+    "qsft explore tokens numina_qwen_math_1p5b": f"{TINY} --n 2",
+    "qsft explore alignment numina_qwen_math_1p5b": f"{TINY} --n 4",
+    "qsft explore run runs/numina_qwen_math_1p5b-target": "",
+}
+LEFT_BEHIND = """
+    caches/numina_qwen_math_1p5b/manifest.json runs/numina_qwen_math_1p5b-target/eval/report.html
+    runs/numina_qwen_math_1p5b-sft/eval/report.html comparison/comparison.html
+    targets.html tokens.html alignment.html run.html
+"""
+MENTIONED = {
+    "qsft targets NAME": "",
+    "qsft demo --noise 0": "--quick --targets sft target",
+    "qsft demo --wrong-teacher": "--quick --targets dft target",
+    "qsft explore alignment": "--help",  # the block has it whole
+}
+
+# The same for snippets: text → text. Every one must be found in the snippet it is for.
+SMALL = "use_cpu=True, bf16=False, max_steps=2, max_length=64, logging_steps=1"
+MODELS = {
+    '"Qwen/Qwen2.5-Math-1.5B"': '"{files}/student"',
+    '"trl-lib/Capybara"': '"{files}/chats"',
+    'output_dir="out"': f'output_dir="out", {SMALL}',
+}
+BEFORE = MODELS
+AFTER = {**MODELS, '"Qwen/Qwen2.5-Math-1.5B-Instruct"': '"{files}/teacher"'}
+OWN_TARGET = {
+    '"Qwen/Qwen3-0.6B"': '"{files}/student"',
+    '"Qwen/Qwen3-4B-Instruct-2507"': '"{files}/teacher"',
+    'output_dir="out"': f'output_dir="out", {SMALL}',
+}
+OWN_LOSS = {
+    '"Qwen/Qwen3-0.6B"': '"{files}/student"',
+    "train_dataset=dataset": f'train_dataset=dataset, args=TargetSFTConfig(output_dir="loss", {SMALL})',
+}
+
+
+@pytest.fixture
+def folder(tiny_files, tmp_path, monkeypatch):
+    """Where the commands run: a directory with the recipes, the benchmarks' rows and chats, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QSFT_HOME", str(tmp_path / "home"))
+    (tmp_path / "recipes").symlink_to(REPO / "recipes")
+    (tmp_path / "tasks").mkdir()
+    for task in ("math500", "minerva", "olympiadbench", "aime24", "amc23"):
+        rows = [{"problem": f"{i} + 1 = ?", "answer": str(i + 1)} for i in range(2)]
+        (tmp_path / "tasks" / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def chats(tiny_files):
+    """A conversational data set that `load_dataset` reads by its path."""
+    path = tiny_files / "chats" / "train.jsonl"
+    path.parent.mkdir()
+    turns = [[("user", f"w{i} + w{i + 1} = ?"), ("assistant", f"w{i % 9} w{i % 7}")] for i in range(32)]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in turn]} for turn in turns]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path.parent
+
+
+def run(command, extra, files):
+    """The exit code of a command of the README with words added to it, in the current directory."""
+    words = [*shlex.split(command.replace("NAME", "target")), *shlex.split(extra.format(files=files))]
+    try:
+        return launch(words[2:]) if words[:2] == ["accelerate", "launch"] else main(words[1:])
+    except SystemExit as end:  # --help
+        return end.code
+
+
+def launch(words):
+    """`accelerate launch` without the seconds it takes to import itself: the launcher here, the recipe in a process."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    launch_command(launch_command_parser().parse_args(["--num_processes", "1", *words]))
+    return 0
+
+
+def assert_all_known(commands, table):
+    """Each command stands in the table or is a target of the Makefile, and the table holds no other."""
+    makefile = (REPO / "Makefile").read_text()
+    made = {command for command in commands if re.fullmatch(r"make [a-z-]+", command)}
+    for command in made:
+        assert re.search(rf"^{command[5:]}:.*##", makefile, re.MULTILINE), f"`{command}`: no such target"
+    assert set(commands) - made == set(table), "README.md and this test's table of commands differ"
+
+
+def test_the_commands_run_in_the_order_they_stand_in(folder, tiny_files, capfd):
+    assert_all_known(readme.commands(), COMMANDS)
+    for command in readme.commands():
+        if not command.startswith("make "):
+            code = run(command, COMMANDS[command], tiny_files)
+            assert code == 0, f"{command}\n{capfd.readouterr().err[-3000:]}"
+    for path in LEFT_BEHIND.split():
+        assert (folder / path).is_file(), path
+
+
+def test_the_commands_that_the_prose_mentions_are_known():
+    assert_all_known(readme.mentioned(), MENTIONED)
+
+
+@pytest.mark.parametrize("command", MENTIONED)
+def test_the_commands_that_the_prose_mentions_run(command, folder, tiny_files):
+    assert run(command, MENTIONED[command], tiny_files) == 0
+
+
+def test_ci_runs_the_two_commands():
+    assert "make test" in (REPO / ".ci" / "run").read_text().splitlines()
+    assert readme.commands()[:2] == ["make demo", "make test"]
+
+
+def test_options_in_the_prose_are_keys_of_a_recipe():
+    options = [code for code in readme.inline() if code.startswith("--")]
+    assert options
+    for words in options:
+        values = read_recipe("numina_qwen_math_1p5b", shlex.split(words)).values
+        make_target(values["target"], **values.get("target_kwargs", {}))
+
+
+def execute(snippet, replaced, files, names=None):
+    """The names that a snippet leaves, run with some of its text replaced."""
+    for old, new in replaced.items():
+        assert old in snippet, f"{old} is not in the snippet"
+        snippet = snippet.replace(old, new.format(files=files))
+    names = {} if names is None else names
+    exec(compile(snippet, "README.md", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_both_sides_of_the_diff_train(side, folder, tiny_files, chats):
+    (diff,) = readme.snippets("diff")
+    before, after = readme.diff_sides(diff)
+    script, replaced = (before, BEFORE) if side == "before" else (after, AFTER)
+    assert ("qsft" in script) == (side == "after")
+    trainer = execute(script, replaced, tiny_files)["trainer"]
+    assert trainer.state.global_step == 2
+    assert (folder / "out" / "checkpoint-2").is_dir()
+    assert hasattr(trainer, "cache") == (side == "after")
+
+
+def test_the_diff_is_two_names_and_one_line():
+    """As the heading says: two names replaced where they stand, one line added."""
+    (diff,) = readme.snippets("diff")
+    before, after = (side.splitlines() for side in readme.diff_sides(diff))
+    renamed = [re.sub("SFTConfig|SFTTrainer", r"Target\g<0>", line).replace("from trl", "from qsft") for line in before]
+    added = [line for line in after if line not in renamed]
+    assert len(added) == 1
+    assert [line for line in after if line not in added] == renamed
+
+
+def test_own_targets_train(folder, tiny_files, tiny_tokenizer):
+    from datasets import Dataset
+
+    own_target, own_loss = readme.snippets("python")
+    ids = tiny_tokenizer("w1 + w2 = w3 <|eos|>")["input_ids"]
+    names = {"dataset": Dataset.from_list([{"input_ids": ids, "labels": [-100, *ids[1:]]}] * 32)}
+    for snippet, replaced in ((own_target, OWN_TARGET), (own_loss, OWN_LOSS)):
+        trainer = execute(snippet, replaced, tiny_files, names)["trainer"]
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(losses) == 2
+        assert losses[0] > 0
+
+
+def test_generated_parts_are_fresh():
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.refreshed(text) == text, "run `make docs`"
+
+
+@pytest.mark.parametrize("link", [link for link in readme.links() if "://" not in link])
+def test_links_lead_somewhere(link):
+    path, _, anchor = link.partition("#")
+    assert not anchor or anchor in readme.anchors()
+    if path == "docs/targets.png" and not (REPO / path).exists():
+        pytest.skip("the picture is not made yet")
+    assert (REPO / path).exists()
+
+
+def test_files_that_the_prose_names_are_there():
+    named = [code for code in readme.inline() if re.fullmatch(r"[\w./-]+(/|\.(py|md|cfg|yaml|html))", code)]
+    assert named
+    for name in named:
+        assert (REPO / name).exists() or (REPO / "qsft" / name).exists(), name
+
+
+def test_the_tree_names_every_room():
+    (tree,) = [block for block in readme.snippets("") if block.startswith("qsft/targets")]
+    named = [line.split()[0].rstrip("/") for line in tree.splitlines()]
+    assert all((REPO / name).is_dir() for name in named)
+    rooms = {f"qsft/{file.parent.name}" for file in (REPO / "qsft").glob("*/__init__.py")}
+    assert rooms == {name for name in named if name.startswith("qsft/")}
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return json.loads((REPO / "notebooks" / "quickstart.ipynb").read_text(encoding="utf-8"))
+
+
+def test_the_notebook_is_stripped(notebook):
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert code
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+
+
+def test_the_repositorys_address_is_setup_cfgs(notebook):
+    setup = configparser.ConfigParser()
+    setup.read(REPO / "setup.cfg")
+    home = setup["metadata"]["url"].removeprefix("https://github.com/")
+    text = "".join(line for cell in notebook["cells"] for line in cell["source"])
+    found = re.findall(r"github(?:\.com)?/([\w-]+/[\w-]+)(?:/blob/main/(\S+?)\))?", text)
+    assert len(found) >= 2  # the badge and the installation
+    for repository, path in found:
+        assert repository == home
+        assert not path or (REPO / path).exists()

@@ -93,8 +93,8 @@ def demonstration(results: Results) -> Sheet:
             for token in shown.tokens
         ],
         "p_θ: the base before fine-tuning; p_T: the teacher; γ: how far Target-SFT trusts the token; top of Q: "
-        "the likeliest word of its target. rescue: the base finds the token unlikely, the teacher does not; filter: both "
-        "find it unlikely.",
+        "the likeliest word of its target. rescue: the base finds the token unlikely, the teacher does not; filter: "
+        "both find it unlikely.",
     )
 
 

@@ -36,8 +36,10 @@ def _about_target_sft(results: Results) -> Iterator[str]:
         yield f"{first.label} is first with {first.average:.1f} %."
         return
     best = max(rivals, key=lambda method: results.line(method.label).average)
+    reason = ""
     for rival in (best, *(m for m in rivals if m.row == "sft" and m is not best)):
-        yield _against(results, hero.label, rival.label) + _why(results, hero, rival)
+        known, reason = reason, _why(results, hero, rival)
+        yield _against(results, hero.label, rival.label) + (reason if reason != known else "")
     for control in (m for m in results.methods if m.control):
         yield "Control: " + _against(results, hero.label, control.label)
 

@@ -26,7 +26,7 @@ from qsft.evals.request import Request, context_of
 
 OTHERS = 3  # further demonstrators that GRAPE chooses from
 ATTEMPTS = {"star": 2}  # at most: the second, with the hint, is for failures
-MOST = {"critical": 1024}  # problems: it tries every token, so it costs most
+MOST = {"critical": 512}  # problems: it tries every token, so it costs most
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "rft": {"n": 4, "max_new_tokens": LONGEST},

@@ -41,7 +41,9 @@ def curate_job(job: Job, method: str, settings: Mapping[str, Any], out: Path, op
     with verifier(reader.verifier) as verify:
         workshop = make_workshop(models, verify, out, reader)
         made_by = {**models.record(), **reader.record()}
-        return curate(method, settings, problems, workshop, out, made_by=made_by, fresh=options.fresh)
+        manifest = curate(method, settings, problems, workshop, out, made_by=made_by, fresh=options.fresh)
+    models.free()  # a training may follow in this process
+    return manifest
 
 
 def curated_settings(job: Job) -> RecipeSettings:

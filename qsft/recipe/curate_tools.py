@@ -71,20 +71,22 @@ class Models:
 
     def draw(self, requests: Sequence[Request], how: Mapping[str, Any], path: str | None) -> Iterable[Response]:
         """Responses as they finish."""
-        from qsft.evals.protocol import Sampling
         from qsft.evals.request import Request as Asked
 
-        found: Iterable[Response] = (
-            self.source(path).sampler(Sampling(n=1, **how)).sample([Asked(*r) for r in requests])
-        )
-        return found
+        drawn: Iterable[Response] = self._sampler(path, **how).sample([Asked(*request) for request in requests])
+        return drawn
 
     def inside(self) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
         """The model itself."""
-        from qsft.evals.protocol import Sampling
-
-        sampler: Any = self.source().sampler(Sampling())
+        sampler = self._sampler(None)
         return sampler.model, sampler.tokenizer
+
+    def _sampler(self, path: str | None, **how: Any) -> Any:
+        from qsft.evals.protocol import Sampling
+        from qsft.teacher.source import whole_in_every_process
+
+        with whole_in_every_process():  # each process draws by itself, though training may shard the model
+            return self.source(path).sampler(Sampling(**{"n": 1, **how}))
 
     @property
     def context(self) -> int | None:

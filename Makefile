@@ -49,7 +49,9 @@ bench: $(VENV)/.installed-test  ## ratios against TRL and bare matmuls, in one r
 	$(BIN)/python -m benchmarks $(ARGS)
 
 notebook: $(VENV)/.installed-notebook  ## run notebooks/quickstart.ipynb from top to bottom
-	$(BIN)/python -m nbconvert --to notebook --execute --output-dir $(VENV)/notebook notebooks/quickstart.ipynb
+	@# in a directory of its own, because a notebook runs and writes where it lies
+	rm -rf $(VENV)/notebook && mkdir -p $(VENV)/notebook && cp notebooks/quickstart.ipynb $(VENV)/notebook/
+	$(BIN)/python -m nbconvert --to notebook --execute --inplace $(VENV)/notebook/quickstart.ipynb
 
 docs: $(VENV)/.installed-test  ## write the generated parts of the README anew
 	$(BIN)/python tests/readme.py --write

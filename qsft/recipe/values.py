@@ -65,6 +65,8 @@ def parse_words(words: list[str], hint: Any) -> Any:
         raise ValueError(f"needs a value: {describe(hint)}.")
     if len(words) > 1 and not any(get_origin(option) is list for option in options(hint)):
         raise ValueError(f"takes one value ({describe(hint)}), but got {' '.join(words)!r}.")
+    if words == ["none"] and str in options(hint):
+        return "none"  # a word of its own for report_to and others; null and None say that there is no value
     for option, read in _READERS:
         if any((get_origin(o) or o) is option for o in options(hint)):
             value = read(words)

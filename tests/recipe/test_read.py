@@ -75,6 +75,7 @@ def test_errors_name_file_and_line(line, message, recipe_file):
         (["--bf16", "false"], {"bf16": False}),
         (["--dry_run"], {"dry_run": True}),
         (["--teacher_cache", "None"], {"teacher_cache": None}),
+        (["--report_to", "none"], {"report_to": "none"}),
         (["--target_kwargs", '{"eta": 0.2}'], {"target_kwargs": {"eta": 0.2}}),
         (["--target_kwargs.eta", "0.2"], {"target_kwargs": {"eta": 0.2, "tail": "drop"}}),
         (["--target_kwargs.tail", "ghost"], {"target_kwargs": {"eta": 0.5, "tail": "ghost"}}),

@@ -32,7 +32,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rft": {"n": 4, "max_new_tokens": LONGEST},
     "star": {"hint": "{question} the clock knows {gold}", "max_new_tokens": LONGEST},
     "grape": {"columns": "others"},
-    "self_distill": {"template": "{question} {response} {question}", "max_new_tokens": LONGEST},
     "critical": {"alternatives": 2, "max_new_tokens": LONGEST},
 }
 

@@ -50,8 +50,8 @@ DATA_LEVEL = (
     Method("RFT", "sft", curate="rft"),
     Method("STaR", "sft", curate="star"),
     Method("GRAPE", "sft", curate="grape"),
-    Method("self-distillation", "sft", curate="self_distill"),
-    Method("CFT", "cft", curate="critical"),
+    # Only its critical tokens are trained: at the others' learning rate everything between them is forgotten.
+    Method("CFT", "cft", learning_rate=2e-4, curate="critical"),
 )
 
 
@@ -61,7 +61,10 @@ def find_data_level(words: list[str]) -> tuple[Method, ...]:
     names = dict.fromkeys(name for word in words for name in word.split(",") if name)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"--methods {unknown[0]!r} is not known. Choose of {', '.join(known)}.")
+        raise ValueError(
+            f"--methods {unknown[0]!r} is not known. Choose of {', '.join(known)} (self_distill needs a base that has read "
+            "documents long enough for a solution and its rewriting; the demo's has not)."
+        )
     return tuple(known[name] for name in names)
 
 

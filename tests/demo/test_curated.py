@@ -39,11 +39,12 @@ def test_other_demonstrators_solve_the_same_problems_and_slip(rows):
 
 
 def test_methods_by_name():
-    assert find_data_level(["rft,star", "critical"]) == (DATA_LEVEL[0], DATA_LEVEL[1], DATA_LEVEL[4])
+    assert find_data_level(["rft,star", "critical"]) == (DATA_LEVEL[0], DATA_LEVEL[1], DATA_LEVEL[3])
     assert {method.curate for method in DATA_LEVEL} == set(SETTINGS)
     assert len({method.slug for method in (*METHODS, *DATA_LEVEL)}) == len(METHODS) + len(DATA_LEVEL)
-    with pytest.raises(ValueError, match=r"'rtf' is not known. Choose of rft, star"):
-        find_data_level(["rtf"])
+    for name in ("rtf", "self_distill"):
+        with pytest.raises(ValueError, match=rf"{name!r} is not known. Choose of rft, star, grape, critical"):
+            find_data_level([name])
 
 
 def test_a_smoke_test_has_nothing_to_curate(tmp_path, capsys):
@@ -66,7 +67,7 @@ def test_each_method_makes_what_its_definition_says_and_is_measured(tmp_path, mo
     def right(row):
         return given_answer(words_of(row)) == problem_of(row["input_ids"]).answer
 
-    own = {"sample", "rationale", "hinted", "rewritten", "critical"}
+    own = {"sample", "rationale", "hinted", "critical"}
     for rows in made.values():
         assert all(right(row) for row in rows if row["curated"] in own)
     assert {"demonstration", "sample"} == {row["curated"] for row in made["rft"]}

@@ -62,8 +62,8 @@ def find_data_level(words: list[str]) -> tuple[Method, ...]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(
-            f"--methods {unknown[0]!r} is not known. Choose of {', '.join(known)} (self_distill needs a base that has read "
-            "documents long enough for a solution and its rewriting; the demo's has not)."
+            f"--methods {unknown[0]!r} is not known. Choose of {', '.join(known)} (self_distill needs a base that has "
+            "read documents long enough for a solution and its rewriting; the demo's has not)."
         )
     return tuple(known[name] for name in names)
 

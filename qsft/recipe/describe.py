@@ -4,6 +4,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,8 @@ def configuration(job: "Job") -> Iterator[tuple[str, Any]]:
     derived = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")
     for name in dict.fromkeys([*job.recipe.values, *derived]):
         if name != "dry_run":
-            yield name, resolved[name]
+            value = resolved[name]
+            yield name, value.value if isinstance(value, Enum) else value
     yield "processes", job.processes
 
 

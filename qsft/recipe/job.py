@@ -113,6 +113,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
     """
     from trl import ModelConfig
 
+    from qsft.targets.zoo import make_target
     from qsft.train.config import TargetSFTConfig
 
     settings, model, values = recipe.settings, ModelConfig(**recipe.part(ModelConfig)), recipe.part(TargetSFTConfig)
@@ -127,6 +128,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
         batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
         values |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
     args = TargetSFTConfig(**values | ({"use_cpu": True} if on_paper else {}))
+    make_target(args.target, **(args.target_kwargs or {}))  # a wrong one is refused now, not after the download
     if not on_paper and args.world_size != processes:
         raise ValueError(
             f"the launcher promised {processes} processes, but {args.world_size} take part. With accelerate on the CPU "

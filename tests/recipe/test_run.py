@@ -37,6 +37,7 @@ def test_dry_run_of_every_recipe(recipe, tiny_run, capsys):
     assert "rows used 64" in printed
     assert "global batch 16 =" in printed
     assert "optimiser steps 4" in printed
+    assert "lr_scheduler_type cosine" in printed
     assert "cache: missing; the first run builds it" in printed
     assert not Path(words[words.index("--output_dir") + 1]).exists()
 
@@ -103,6 +104,8 @@ def test_the_command_takes_a_recipe_or_options_alone(tiny_run, capsys):
     assert capsys.readouterr().out.count("Nothing was trained") == 2
     assert main(["train", "--taget", "sft"]) == 2
     assert "Did you mean 'target'?" in capsys.readouterr().err
+    assert main(["train", "numina_qwen_math_1p5b", "--target", "tarjet", "--dry_run"]) == 2  # before any download
+    assert "there is no target 'tarjet'" in capsys.readouterr().err
     assert main(["train"]) == 2
     assert "Name a recipe" in capsys.readouterr().err
 

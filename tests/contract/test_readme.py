@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import readme
 
@@ -76,7 +77,8 @@ OWN_LOSS = {
 
 @pytest.fixture
 def folder(tiny_files, tmp_path, monkeypatch):
-    """Where the commands run: a directory with the recipes, the benchmarks' rows and chats, and nothing else."""
+    """Where the commands run: a directory with the recipes and the benchmarks' rows, and nothing else."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run them: shapes are not checked
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QSFT_HOME", str(tmp_path / "home"))
     (tmp_path / "recipes").symlink_to(REPO / "recipes")

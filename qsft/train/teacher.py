@@ -1,8 +1,6 @@
 """The teacher of this run: a cache, a model written to a cache before the first step, or a model that runs live."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +78,9 @@ class RunTeacher:
                 "forward. Set teacher_cache=DIRECTORY: the base model is then captured once, before training."
             )
         if isinstance(model, str):
-            with outside_zero3():
-                model = TeacherSource(
-                    model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs)
-                ).load()
+            model = TeacherSource(
+                model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs)
+            ).load()
         if model is not student:
             model = model.requires_grad_(False).to(args.device)
         return LiveTeacher(model, args.teacher_top_k)
@@ -97,17 +94,16 @@ class RunTeacher:
                 "holds for one seed and one max_length only. packing_strategy='bfd' makes caches that last."
             )
         teacher = base_weights(student, args) if self.model == BASE else self.model
-        with outside_zero3():
-            return build_cache(
-                documents,
-                teacher,
-                self.path,
-                tokenizer=tokenizer,
-                device=args.device,
-                model_kwargs=as_dict(args.teacher_model_init_kwargs),
-                progress=not args.disable_tqdm,
-                **cache_settings(self.path, args),
-            )
+        return build_cache(
+            documents,
+            teacher,
+            self.path,
+            tokenizer=tokenizer,
+            device=args.device,
+            model_kwargs=as_dict(args.teacher_model_init_kwargs),
+            progress=not args.disable_tqdm,
+            **cache_settings(self.path, args),
+        )
 
     def identity(self, cache: TeacherCache | None) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued."""
@@ -148,23 +144,9 @@ def base_weights(student: Any, args: TargetSFTConfig) -> Any:
 def frozen_copy(student: str | nn.Module, args: TargetSFTConfig) -> nn.Module:
     """The student as it is now, in eval mode and without gradients; later training does not move it."""
     if isinstance(student, str):
-        with outside_zero3():
-            copy = TeacherSource(student, device="cpu", model_kwargs=as_dict(args.model_init_kwargs)).load()
+        copy = TeacherSource(student, device="cpu", model_kwargs=as_dict(args.model_init_kwargs)).load()
     else:
         copy = deepcopy(student)
         # A forward that an earlier trainer patched in is bound to the original's weights.
         vars(copy).pop("forward", None)
     return copy.eval().requires_grad_(False)
-
-
-@contextmanager
-def outside_zero3() -> Iterator[None]:
-    """Models loaded inside are whole: ZeRO-3 would partition them, and nothing would gather them again."""
-    reference = hf_deepspeed._hf_deepspeed_config_weak_ref
-    config = reference() if reference is not None else None
-    hf_deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if config is not None:
-            hf_deepspeed.set_hf_deepspeed_config(config)

@@ -11,7 +11,7 @@ import pytest
 import readme
 
 from qsft.cli import main
-from qsft.recipe.read import read_recipe
+from qsft.recipe.read import packaged_recipes, read_recipe
 from qsft.targets.zoo import make_target
 
 REPO = Path(__file__).parents[2]
@@ -254,3 +254,12 @@ def test_the_repositorys_address_is_setup_cfgs(notebook):
     for repository, path in found:
         assert repository == home
         assert not path or (REPO / path).exists()
+
+
+def test_recipes_that_are_named_come_with_the_package(notebook):
+    packaged = {file.stem for file in packaged_recipes()}
+    cells = "".join(line for cell in notebook["cells"] for line in cell["source"])
+    text = cells + readme.README.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:recipes/(?=\w+\.yaml)|\b(?=numina_|openr1_|m23k_))([a-z0-9_]+)", text))
+    assert named
+    assert named <= packaged

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Files of tests are shared out to as many processes, each on one thread.
+WORKERS ?= 2
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 # The suite and the demo make everything they need; a hub is never asked.
@@ -9,7 +11,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types layers check bench notebook docs dist clean
+.PHONY: help demo test test-slow lint types layers check bench notebook docs pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -28,7 +30,7 @@ demo: $(VENV)/.installed-demo  ## the paper's effect in minutes, no download (AR
 	$(BIN)/qsft demo $(ARGS)
 
 test: $(VENV)/.installed-test  ## the suite without the slow tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -55,6 +57,15 @@ notebook: $(VENV)/.installed-notebook  ## run notebooks/quickstart.ipynb from to
 
 docs: $(VENV)/.installed-test  ## write the generated parts of the README anew
 	$(BIN)/python tests/readme.py --write
+
+pictures: $(VENV)/.installed-test  ## take the README's pictures anew, from the demo (needs chromium)
+	rm -rf $(VENV)/pictures && mkdir -p $(VENV)/pictures docs
+	$(BIN)/qsft demo --out $(VENV)/pictures/demo && cp $(VENV)/pictures/demo/accuracy.png docs/demo.png
+	cd $(VENV)/pictures && ../bin/qsft explore targets --out targets.html && \
+	  ../bin/qsft explore tokens demo --n 12 --out tokens.html && \
+	  ../bin/qsft explore alignment demo --n 200 --out alignment.html && \
+	  ../bin/qsft train demo --logging_steps 2 --output_dir run && ../bin/qsft explore run run --out run.html && \
+	  ../bin/python -m qsft.explore.pictures targets.html "tokens.html#token-15" alignment.html run.html --out ../../docs
 
 dist: $(VENV)/.installed-dev  ## build, check and try the wheel in a clean environment
 	rm -rf dist build

@@ -188,19 +188,21 @@ def _of_recipe(args: argparse.Namespace) -> Subject:
 
 
 def _draw(job: "Job", args: argparse.Namespace) -> None:
-    """Give the job a few rows of its data instead of all; a cache that is there is read, not added to."""
+    """Give the job a few rows of its data instead of all.
+
+    A cache that is there is read, not added to. Without one the drawn rows go into a cache beside it, which the next
+    draw adds to: the run's own stays untouched until the run fills it.
+    """
     from dataclasses import replace
     from pathlib import Path
 
     from qsft.data.load import load_training_data
-    from qsft.data.read import read_rows
-    from qsft.data.sources import SOURCES
     from qsft.teacher.manifest import FILE
 
     settings = job.settings
     if settings.sample_rows is None:
-        rows = read_rows(settings.dataset, SOURCES.get(settings.dataset or ""), settings)
-        data = load_training_data(settings, job.tokenizer, max_length=job.args.max_length, rows=_drawn(rows, args))
+        rows = _drawn(job.stored_rows(settings), args)
+        data = load_training_data(settings, job.tokenizer, max_length=job.args.max_length, rows=rows)
     else:  # the rows trained on are a draw themselves: only they are in the cache
         data = replace(job.data, dataset=_drawn(job.data.dataset, args))
     vars(job)["data"] = data
@@ -208,6 +210,8 @@ def _draw(job: "Job", args: argparse.Namespace) -> None:
     if (cache / FILE).is_file():
         job.args.teacher_cache, job.args.teacher_model_name_or_path = str(cache), None
         job.args.teacher_missing = "self"
+    else:
+        job.args.teacher_cache = f"{cache}-sample"
 
 
 def _drawn(rows: Any, args: argparse.Namespace) -> Any:

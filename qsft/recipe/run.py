@@ -61,6 +61,7 @@ def run(job: "Job") -> None:
         trainer.accelerator.print(resume_command(job, trainer.state.global_step))
     else:
         trainer.save_model(job.args.output_dir)
+        trainer.save_state()  # the logged metrics: `qsft explore run` reads them
         trainer.accelerator.print(next_steps(job))
     _end(trainer)
 

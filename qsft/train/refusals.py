@@ -11,6 +11,8 @@ from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.train.config import TargetSFTConfig
 
+MODULES = "modules_to_save"  # how PEFT marks a layer of which it trains a full copy
+
 
 def refuse_other_losses(args: SFTConfig, compute_loss_func: Callable[..., Any] | None) -> None:
     """A second loss beside the target would be silently ignored: name the target that replaces it."""
@@ -48,6 +50,15 @@ def refuse_adapters(model: PreTrainedModel | PeftModel) -> None:
         raise ValueError(
             f"{type(model.active_peft_config).__name__} is prompt learning: its virtual tokens shift every position, "
             "so neither labels nor teacher rows would line up. Use LoRA or another adapter on the weights."
+        )
+
+
+def refuse_sharded_head_copy(model: PreTrainedModel | PeftModel, fsdp: bool) -> None:
+    """A head trained through modules_to_save under FSDP: its gradient comes out wrong there, with plain TRL too."""
+    if fsdp and isinstance(model, PeftModel) and hasattr(model.get_base_model().get_output_embeddings(), MODULES):
+        raise ValueError(
+            'modules_to_save=["lm_head"] gives wrong gradients under FSDP. Leave lm_head out of modules_to_save, or '
+            "train with DDP or ZeRO (recipes/accelerate/zero3.yaml)."
         )
 
 

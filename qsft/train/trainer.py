@@ -87,6 +87,7 @@ class TargetSFTTrainer(SFTTrainer):
                 refusals.refuse_missing_teacher(self.target, args)
         super().__init__(model, args, **kwargs)
         refusals.refuse_adapters(self.model)
+        refusals.refuse_sharded_head_copy(self.model, self.is_fsdp_enabled)
         refusals.refuse_parallelism(self.accelerator.parallelism_config, args)
         attach_target_head(self.model)
         keep_float_outputs(self.accelerator)

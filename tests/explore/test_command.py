@@ -77,7 +77,14 @@ def test_a_recipe_is_looked_at_through_a_draw_of_its_rows(tmp_path, recipe, mode
     assert run("alignment", recipe, "--n", 4, "--out", tmp_path / "a.html", "--json", numbers) == 0
     first = json.loads(numbers.read_text())
     assert first["documents"] == 4
-    # The cache it built is read now; the teacher is not needed any more.
+    # A larger draw adds to the sample's cache; the run's own is not begun.
+    sample = next(path for path in tmp_path.rglob("*-sample") if path.is_dir())
+    own = sample.with_name(sample.name.removesuffix("-sample"))
+    assert run("alignment", recipe, "--n", 6, "--out", tmp_path / "a.html", "--json", numbers) == 0
+    assert json.loads(numbers.read_text())["documents"] == 6
+    assert not own.exists()
+    # The run's own cache is read and not added to, so the teacher is not needed.
+    sample.rename(own)
     shutil.rmtree(tmp_path / "teacher")
     assert run("alignment", recipe, "--n", 4, "--out", tmp_path / "a.html", "--json", numbers) == 0
     assert json.loads(numbers.read_text())["quadrants"] == first["quadrants"]

@@ -58,3 +58,16 @@ def test_parallelism(parallelism, n_gpu, words):
     with pytest.raises(ValueError, match=words):
         refuse_parallelism(parallelism, SimpleNamespace(n_gpu=n_gpu))
     refuse_parallelism(SimpleNamespace(cp_enabled=False, sp_enabled=False), SimpleNamespace(n_gpu=1))
+
+
+def test_a_trained_copy_of_the_head_is_refused_under_fsdp(tiny_model):
+    from peft import LoraConfig, get_peft_model
+
+    from qsft.train.refusals import refuse_sharded_head_copy
+
+    lora = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    copied = get_peft_model(tiny_model(), LoraConfig(**lora, modules_to_save=["lm_head"]))
+    refuse_sharded_head_copy(copied, fsdp=False)
+    refuse_sharded_head_copy(get_peft_model(tiny_model(), LoraConfig(**lora)), fsdp=True)
+    with pytest.raises(ValueError, match="wrong gradients under FSDP"):
+        refuse_sharded_head_copy(copied, fsdp=True)

@@ -5,6 +5,7 @@ A command's module imports only the standard library at the top, so that `qsft -
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -21,9 +22,9 @@ qsft: supervised fine-tuning as target distribution design.
 
 FIRST_STEPS = """\
 type first:
-  qsft demo                                  the paper's effect in minutes on a laptop CPU, no download
-  qsft targets                               every published variant as a choice of (γ, π̃)
-  qsft train numina_qwen_math_1p5b --dry_run what a recipe would do
+  qsft demo                                    the paper's effect in minutes on a laptop CPU, no download
+  qsft targets                                 every published variant as a choice of (γ, π̃)
+  qsft train numina_qwen_math_1p5b --dry_run   what a recipe would do
 """
 
 
@@ -36,6 +37,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         import_module(f"qsft.commands.{command}").register(commands)
+        # The raw formatter keeps examples as they are written, and with them a description of one long line.
+        one = commands.choices[command]
+        one.description = textwrap.fill(one.description or "", width=96)
     return parser
 
 

@@ -127,7 +127,15 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
         wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)
         batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
         values |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
-    args = TargetSFTConfig(**values | ({"use_cpu": True} if on_paper else {}))
+    try:
+        args = TargetSFTConfig(**values | ({"use_cpu": True} if on_paper else {}))
+    except ValueError as error:
+        if "use_cpu" not in str(error):
+            raise
+        raise ValueError(
+            "this recipe trains in bf16 on a GPU, and none was found. To try it on the CPU add "
+            "--use_cpu true --bf16 false, with small models; `qsft plan` needs no GPU."
+        ) from error
     make_target(args.target, **(args.target_kwargs or {}))  # a wrong one is refused now, not after the download
     if not on_paper and args.world_size != processes:
         raise ValueError(

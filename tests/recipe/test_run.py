@@ -207,3 +207,15 @@ def one_process_losses(tiny):
     assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
     state = json.loads((folder / "checkpoint-2" / "trainer_state.json").read_text())
     return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+
+def test_a_gpu_recipe_on_a_cpu_says_what_to_add():
+    import torch
+
+    from qsft.recipe.job import configure
+    from qsft.recipe.read import read_recipe
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(ValueError, match="--use_cpu true --bf16 false"):
+        configure(read_recipe("numina_qwen_math_1p5b"))

@@ -1,0 +1,64 @@
+"""qsft sweep: the grid, the plan, real runs in processes of their own, and continuing."""
+
+import json
+
+import pytest
+
+from qsft.cli import main
+from qsft.recipe.sweep import Run, expand_grid
+
+
+def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
+    runs = expand_grid(["target=sft,kd_hybrid,target", "eta=0.2,1.0", "c=0.5"])
+    assert [run.name for run in runs] == ["sft", "kd_hybrid-c0.5", "target-eta0.2", "target-eta1.0"]
+    assert runs[2].words == ["--target", "target", "--target_kwargs.eta", "0.2"]
+    assert expand_grid(["eta=0.5"]) == [Run("target", {"eta": 0.5})]
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        (["target"], "name=value"),
+        (["target=sfft"], "Did you mean 'sft'"),
+        (["target=sft", "eta=1"], "none of the targets sft has a hyper-parameter 'eta'"),
+        (["target=target", "etta=1"], "Did you mean 'eta'"),
+        (["target=target", "eta=7"], r"eta = 7 is out of range"),
+    ],
+)
+def test_a_wrong_grid_is_refused_before_anything_runs(grid, words):
+    with pytest.raises(ValueError, match=words):
+        expand_grid(grid)
+
+
+def test_two_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
+    tmp_path, tiny_files, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "sums.jsonl").write_text('{"problem": "w1 + w2 = ?", "answer": "3"}\n')
+    local = (
+        f"--model_name_or_path {tiny_files}/student --teacher_model_name_or_path {tiny_files}/teacher "
+        f"--data_dir {tiny_files}/numina.jsonl --max_length 64 --global_batch_size 32 --dtype float32 --use_cpu true "
+        "--bf16 false --disable_tqdm true --report_to none"
+    )
+    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft,target", "--directory", "sweep"]
+    words += ["--eval", "--tasks sums.jsonl --samples 2 --max_new_tokens 4", *local.split()]
+    assert main(words) == 0
+    state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert state == {"sft": ["train", "eval"], "target": ["train", "eval"]}
+    comparison = json.loads((tmp_path / "sweep" / "comparison" / "comparison.json").read_text())
+    assert comparison["baseline"].startswith("sft")
+    assert (tmp_path / "caches" / "numina_qwen_math_1p5b" / "manifest.json").is_file()  # one cache for all
+    capfd.readouterr()
+
+    assert main(words) == 0
+    said = capfd.readouterr().out
+    assert "sft                              done" in said
+    assert "train\n" not in said
+
+
+def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, tiny_files, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--directory", "sweep"]
+    assert main([*words, "--model_name_or_path", str(tmp_path / "nosuch"), "--use_cpu", "true", "--bf16", "false"]) == 2
+    assert "the sweep stopped: train of sft failed" in capfd.readouterr().err

@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types layers check bench notebook docs pictures dist clean
+.PHONY: help demo test test-slow coverage lint types layers check bench notebook docs pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +34,10 @@ test: $(VENV)/.installed-test  ## the suite without the slow tests
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+coverage: $(VENV)/.installed-test  ## the maths and the two losses are covered to 98 %
+	$(BIN)/python -m pytest -n $(WORKERS) tests/targets tests/losses --cov=qsft.targets --cov=qsft.losses.reference \
+	  --cov=qsft.losses.fused --cov=qsft.losses.sums --cov-report=term --cov-fail-under=98
 
 lint: $(VENV)/.installed-dev  ## ruff: style and format
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
 from qsft.targets.view import Full, SideInputs, TokenView, TopK
 
-TILE_BYTES = 256 * 2**20  # one tile of logits; two of them exist at a time
+TILE_BYTES = 320 * 2**20  # one tile of logits, some 550 tokens of a 150k vocabulary; two of them exist at a time
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,10 @@ def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) ->
     h_all, w = hidden.to(spec.compute), weight.to(spec.compute)
     side = spec.target.prepare(spec.side, spec.teacher, lambda: _label_logps(h_all, w, bias, spec))
     side = side.map(lambda value: value.to(hidden.device))
+    # Every row is written by the chunks below, the first of which overwrites; without any chunk they must be zeros.
+    allocate = torch.empty_like if len(hidden) else torch.zeros_like
     grads: Gradients = tuple(  # type: ignore[assignment]
-        torch.zeros_like(t, dtype=spec.stats) if t is not None and wanted else None
+        allocate(t, dtype=spec.stats) if t is not None and wanted else None
         for t, wanted in zip((hidden, weight, bias), spec.grad_of)
     )
     loss = hidden.new_zeros((), dtype=spec.stats)
@@ -227,8 +229,10 @@ def _gradient_(e: Float[Tensor, "n V"], total: Float[Tensor, " n"], q: Mixture) 
 
 def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, rows: slice, compute: torch.dtype) -> None:
     grad_hidden, grad_weight, grad_bias = grads
+    keep = 0.0 if rows.start == 0 else 1.0  # of what the weight's and bias's gradients hold; 0 also drops NaN
     if grad_bias is not None:
-        grad_bias += grad.sum(dim=0)
+        columns = grad.sum(dim=0)
+        grad_bias.copy_(grad_bias + columns if keep else columns)
     exact = grad.dtype == compute
     grad = grad.to(compute)
     if grad_hidden is not None:
@@ -238,9 +242,11 @@ def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, rows: slic
             grad_hidden[rows] = torch.mm(grad, w)
     if grad_weight is not None:
         if exact:
-            grad_weight.addmm_(grad.t(), h)
-        else:
+            grad_weight.addmm_(grad.t(), h, beta=keep)
+        elif keep:
             grad_weight += torch.mm(grad.t(), h)
+        else:
+            grad_weight.copy_(torch.mm(grad.t(), h))
 
 
 def _label_logps(h: Tensor, w: Tensor, bias: Tensor | None, spec: Spec) -> Float[Tensor, " N"]:

@@ -6,7 +6,7 @@ from cases import IDS, ROWS, make_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qsft import LossTarget, SideInputs, TopK, fused_target_loss, make_target, target_loss
-from qsft.losses.fused import fused_label_logps, tokens_per_chunk
+from qsft.losses.fused import TILE_BYTES, fused_label_logps, tokens_per_chunk
 from qsft.losses.sums import SUM_NAMES
 from qsft.targets.view import Full
 
@@ -271,10 +271,11 @@ def test_label_logps_equal_log_softmax():
 
 
 def test_chunks_fit_the_budget_and_are_even():
-    assert tokens_per_chunk(512, 151_936, torch.float32) == 256
+    assert tokens_per_chunk(512, 151_936, torch.float32) == 512
+    assert tokens_per_chunk(1024, 151_936, torch.float32) == 512
     assert tokens_per_chunk(3, 151_936, torch.float32) == 3
     assert tokens_per_chunk(0, 100, torch.float32) == 1
-    assert tokens_per_chunk(10_000, 151_936, torch.float32) * 151_936 * 4 <= 256 * 2**20
+    assert tokens_per_chunk(10_000, 151_936, torch.float32) * 151_936 * 4 <= TILE_BYTES
 
 
 def test_the_sums_are_what_they_say():

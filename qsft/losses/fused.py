@@ -200,31 +200,30 @@ def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) ->
         h = h_all[rows]
         z = spec.projection(h, w, bias, out=tiles[0, : len(h)])
         top = z.max(dim=-1)
-        e = torch.sub(z, top.values[:, None], out=tiles[1, : len(h)]).exp_()
-        total = e.sum(dim=-1)
-        lse = top.values + total.log()
+        p = torch.softmax(z, dim=-1, out=tiles[1, : len(h)])
+        lse = top.values - p.gather(-1, top.indices[:, None])[:, 0].log()  # p_max = exp(z_max − lse)
         view = TokenView(z, spec.labels[rows], lse, None if spec.teacher is None else spec.teacher[rows], side[rows])
         q = spec.target(view)
-        entropy = lse - torch.einsum("nv,nv->n", e, z) / total
+        entropy = lse - torch.einsum("nv,nv->n", p, z)
         chunk_loss, chunk_sums = token_sums(view, q, entropy, top.indices)
         loss += chunk_loss
         sums += chunk_sums
         if any(spec.grad_of):
-            grad = _gradient_(e, total, q)
+            grad = _gradient_(p, q)
             spec.projection.backward_(grad, z)
             _accumulate(grads, grad, h, w, rows, spec.compute)
     return loss, sums, grads
 
 
-def _gradient_(e: Float[Tensor, "n V"], total: Float[Tensor, " n"], q: Mixture) -> Float[Tensor, "n V"]:
-    """scale·(p − Q) written over e, where p = e/total."""
-    student = torch.zeros_like(total)
+def _gradient_(p: Float[Tensor, "n V"], q: Mixture) -> Float[Tensor, "n V"]:
+    """scale·(p − Q) written over p."""
+    student = torch.zeros_like(q.scale)
     for mass, dist in q.terms:
         student += mass * (1.0 - dist.student_share())
-    e *= (q.scale * student / total)[:, None]
+    p *= (q.scale * student)[:, None]
     for mass, dist in q.terms:
-        dist.subtract_(e, q.scale * mass)
-    return e
+        dist.subtract_(p, q.scale * mass)
+    return p
 
 
 def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, rows: slice, compute: torch.dtype) -> None:

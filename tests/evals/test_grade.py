@@ -118,7 +118,7 @@ def test_an_expression_that_would_hang_sympy_is_cut_off(hang):
 
 
 def test_a_judge_that_no_longer_answers_is_replaced():
-    with Judges(1, time_limit=0.1) as judges:
+    with Judges(1, time_limit=2.0) as judges:
         assert judges.submit(BOX % "7", "7").result().correct
         stuck = judges._idle.get()
         judges._idle.put(stuck)

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 RUN = """
-import json, sys
+import gc, json, sys
+import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from qsft.train.config import TargetSFTConfig
@@ -30,6 +31,11 @@ if trainer.is_world_process_zero():
         json.dump({"world": trainer.accelerator.num_processes, "history": history}, file)
 trainer.accelerator.wait_for_everyone()
 trainer.accelerator.end_training()
+# DDP's reducer keeps gloo's threads alive, and they abort the interpreter's exit: it goes before the process group.
+del trainer
+gc.collect()
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
 """
 
 

@@ -1,4 +1,4 @@
-"""Fixtures every room shares: a word-level tokenizer and tiny random models, made here, downloaded from nowhere."""
+"""Fixtures every room shares: a word-level tokenizer, tiny random models, the profiler's peak; nothing is downloaded."""
 
 import json
 import os
@@ -139,3 +139,21 @@ def tiny_files(tmp_path_factory, tiny_tokenizer):
     documents = [{"input_ids": [4, 5, 6, 7, 2], "labels": [-100, -100, 6, 7, 2]}] * 70
     (folder / "demo.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
     return folder
+
+
+@pytest.fixture
+def profiled_peak():
+    """`profiled_peak(run)`: the most bytes the CPU allocator had handed out while `run` ran."""
+    from torch.profiler import ProfilerActivity, profile
+
+    def peak_of(run):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+            run()
+        events = [event for event in prof.profiler.kineto_results.events() if event.name() == "[memory]"]
+        live = peak = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            live += event.nbytes()
+            peak = max(peak, live)
+        return peak
+
+    return peak_of

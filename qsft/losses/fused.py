@@ -2,9 +2,11 @@
 
 Because the gradient of every target is scale·(p − Q), no method needs a kernel of its own. Per chunk of tokens:
 
-    logits → TokenView → Q → value, then scale·(p − Q) written over the tile → two matmuls
+    one matmul fills a tile of logits
+    block by block: logits → p, TokenView → Q → value, then scale·(p − Q) written over the logits
+    two matmuls read the tile, now a gradient
 
-The gradients are computed while the tile exists: three matmuls in all, none repeated; two when the weight is frozen;
+Matmuls want large tiles; everything else works on a small block, so only one tile exists. The gradients are computed while the tile exists: three matmuls in all, none repeated; two when the weight is frozen;
 one when no gradient is needed; one more for targets whose scale depends on whole documents.
 """
 
@@ -22,7 +24,8 @@ from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
 from qsft.targets.view import Full, SideInputs, TokenView, TopK
 
-TILE_BYTES = 320 * 2**20  # one tile of logits, some 550 tokens of a 150k vocabulary; two of them exist at a time
+TILE_BYTES = 512 * 2**20  # the tile of logits, some 880 tokens of a 150k vocabulary
+BLOCK_BYTES = 64 * 2**20  # what becomes p at a time; dense targets take a few more of these
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class Projection:
             z.div_(self.softcap).tanh_().mul_(self.softcap)
         return z
 
-    def backward_(self, grad: Float[Tensor, "n V"], z: Float[Tensor, "n V"]) -> None:
-        """∂L/∂z → ∂L/∂(h·Wᵀ) in place; overwrites z, which nobody reads any more."""
+    def backward_(self, z: Float[Tensor, "n V"], grad: Float[Tensor, "n V"]) -> None:
+        """∂L/∂z → ∂L/∂(h·Wᵀ), written over z, which nobody reads any more."""
         if self.softcap is not None:
-            grad.mul_(z.div_(self.softcap).square_().neg_().add_(1.0))
+            z.div_(self.softcap).square_().neg_().add_(1.0).mul_(grad)
+        else:
+            z.copy_(grad)
         if self.logit_scale != 1.0:
-            grad *= self.logit_scale
+            z *= self.logit_scale
 
 
 @dataclass(frozen=True)
@@ -149,9 +154,17 @@ def fused_label_logps(
 
 def tokens_per_chunk(tokens: int, vocab_size: int, dtype: torch.dtype) -> int:
     """How many tokens to project at a time: as many as fit TILE_BYTES, in chunks of equal size."""
-    most = max(1, TILE_BYTES // (vocab_size * dtype.itemsize))
-    chunks = -(-tokens // most)
+    chunks = -(-tokens // _rows_within(TILE_BYTES, vocab_size, dtype))
     return max(1, -(-tokens // max(1, chunks)))
+
+
+def rows_per_block(vocab_size: int, dtype: torch.dtype) -> int:
+    """How many rows of a tile to turn into gradients at a time: as many as fit BLOCK_BYTES."""
+    return _rows_within(BLOCK_BYTES, vocab_size, dtype)
+
+
+def _rows_within(size: int, vocab_size: int, dtype: torch.dtype) -> int:
+    return max(1, size // (vocab_size * dtype.itemsize))
 
 
 class _FusedTargetLoss(torch.autograd.Function):
@@ -194,25 +207,41 @@ def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) ->
     )
     loss = hidden.new_zeros((), dtype=spec.stats)
     sums = hidden.new_zeros(len(SUM_NAMES), dtype=spec.stats)
-    tiles = hidden.new_empty((2, min(spec.chunk, len(hidden)), len(weight)), dtype=spec.stats)
+    tile = hidden.new_empty((min(spec.chunk, len(hidden)), len(weight)), dtype=spec.stats)
+    scratch = torch.empty_like(tile[: rows_per_block(len(weight), spec.stats)])
     for start in range(0, len(hidden), spec.chunk):
-        rows = slice(start, start + spec.chunk)
-        h = h_all[rows]
-        z = spec.projection(h, w, bias, out=tiles[0, : len(h)])
-        top = z.max(dim=-1)
-        p = torch.softmax(z, dim=-1, out=tiles[1, : len(h)])
-        lse = top.values - p.gather(-1, top.indices[:, None])[:, 0].log()  # p_max = exp(z_max − lse)
-        view = TokenView(z, spec.labels[rows], lse, None if spec.teacher is None else spec.teacher[rows], side[rows])
-        q = spec.target(view)
-        entropy = lse - torch.einsum("nv,nv->n", p, z)
-        chunk_loss, chunk_sums = token_sums(view, q, entropy, top.indices)
-        loss += chunk_loss
-        sums += chunk_sums
+        h = h_all[start : start + spec.chunk]
+        z = spec.projection(h, w, bias, out=tile[: len(h)])
+        for at, block in zip(range(start, start + len(h), len(scratch)), z.split(len(scratch))):
+            rows = slice(at, at + len(block))
+            block_loss, block_sums = _gradient_over_logits_(block, scratch[: len(block)], side[rows], rows, spec)
+            loss += block_loss
+            sums += block_sums
         if any(spec.grad_of):
-            grad = _gradient_(p, q)
-            spec.projection.backward_(grad, z)
-            _accumulate(grads, grad, h, w, rows, spec.compute)
+            _accumulate(grads, z, h, w, start, spec.compute)
     return loss, sums, grads
+
+
+def _gradient_over_logits_(
+    z: Float[Tensor, "n V"], p: Float[Tensor, "n V"], side: SideInputs, rows: slice, spec: Spec
+) -> tuple[Tensor, Tensor]:
+    """The loss and the sums of these rows; ∂loss/∂(h·Wᵀ) takes the place of their logits, `p` is room to work in."""
+    top = z.max(dim=-1)
+    torch.softmax(z, dim=-1, out=p)
+    lse = top.values - p.gather(-1, top.indices[:, None])[:, 0].log()  # p_max = exp(z_max − lse)
+    view = TokenView(z, spec.labels[rows], lse, None if spec.teacher is None else spec.teacher[rows], side)
+    q = spec.target(view)
+    loss_and_sums = token_sums(view, q, lse - _row_dots(p, z), top.indices)
+    if any(spec.grad_of):
+        spec.projection.backward_(z, _gradient_(p, q))
+    return loss_and_sums
+
+
+def _row_dots(a: Float[Tensor, "n V"], b: Float[Tensor, "n V"]) -> Float[Tensor, " n"]:
+    """Σ_v a·b of every row without a third block; on CPU row by row, since einsum's batched product is 4 × slower."""
+    if a.device.type == "cpu":
+        return torch.stack([torch.dot(x, y) for x, y in zip(a, b)])
+    return torch.einsum("nv,nv->n", a, b)
 
 
 def _gradient_(p: Float[Tensor, "n V"], q: Mixture) -> Float[Tensor, "n V"]:
@@ -226,9 +255,10 @@ def _gradient_(p: Float[Tensor, "n V"], q: Mixture) -> Float[Tensor, "n V"]:
     return p
 
 
-def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, rows: slice, compute: torch.dtype) -> None:
+def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, start: int, compute: torch.dtype) -> None:
     grad_hidden, grad_weight, grad_bias = grads
-    keep = 0.0 if rows.start == 0 else 1.0  # of what the weight's and bias's gradients hold; 0 also drops NaN
+    rows = slice(start, start + len(h))
+    keep = 0.0 if start == 0 else 1.0  # of what the weight's and bias's gradients hold; 0 also drops NaN
     if grad_bias is not None:
         columns = grad.sum(dim=0)
         grad_bias.copy_(grad_bias + columns if keep else columns)

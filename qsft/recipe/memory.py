@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qsft.losses.fused import tokens_per_chunk
+from qsft.losses.fused import rows_per_block, tokens_per_chunk
 from qsft.recipe.rehearsal import Parameter, Rehearsed
 
 FP32 = torch.float32
@@ -105,18 +105,19 @@ STRATEGIES: dict[str, Strategy] = {"DDP": ddp, "FSDP2": fsdp2, "ZeRO-2": zero2, 
 def head_bytes(head: Parameter, tokens: int, top_k: int, compute: torch.dtype) -> int:
     """Peak of the fused head over `tokens` label positions with a cached top-k teacher.
 
-    Two float32 tiles, the float32 gradients of hidden states and weight, the teacher's rows; with bf16 matmuls a cast
-    tile and one product more.
+    A float32 tile and the block it is worked on with, the float32 gradients of hidden states and weight, the teacher's
+    rows; with bf16 matmuls a cast tile and one product more.
     """
     vocab, width = head.shape
     chunk = tokens_per_chunk(tokens, vocab, FP32)
-    tiles = 2 * chunk * vocab * FP32.itemsize
+    block = min(chunk, rows_per_block(vocab, FP32))
+    tile = (chunk + block) * vocab * FP32.itemsize
     gradients = (tokens + (vocab if head.trainable else 0)) * width * FP32.itemsize
     teacher = tokens * top_k * (8 + FP32.itemsize)
     cast = 0
     if compute != FP32:
         cast = (chunk * vocab + (vocab * width if head.trainable else 0)) * compute.itemsize
-    return tiles + gradients + teacher + cast
+    return tile + gradients + teacher + cast
 
 
 def _trained(model: Rehearsed) -> Iterable[Parameter]:

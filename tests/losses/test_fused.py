@@ -6,6 +6,7 @@ from cases import IDS, ROWS, make_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qsft import LossTarget, SideInputs, TopK, fused_target_loss, make_target, target_loss
+from qsft.losses import fused
 from qsft.losses.fused import TILE_BYTES, fused_label_logps, tokens_per_chunk
 from qsft.losses.sums import SUM_NAMES
 from qsft.targets.view import Full
@@ -22,6 +23,11 @@ def head_inputs(batch, dtype=torch.float64, seed=0):
     return hidden, weight, bias
 
 
+def blocks_of(monkeypatch, rows, weight):
+    """Let the fused head work on so many rows of a tile at a time."""
+    monkeypatch.setattr(fused, "BLOCK_BYTES", rows * len(weight) * weight.dtype.itemsize)
+
+
 def eager(hidden, weight, bias, batch, target, softcap=None, logit_scale=1.0, teacher=None):
     logits = hidden @ weight.t()
     logits = (logits if bias is None else logits + bias) * logit_scale
@@ -31,14 +37,15 @@ def eager(hidden, weight, bias, batch, target, softcap=None, logit_scale=1.0, te
 
 
 @pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
-def test_equals_the_reference_in_float64(name, hparams):
+def test_equals_the_reference_in_float64(name, hparams, monkeypatch):
     batch = make_batch()
     inputs = head_inputs(batch)
     target = make_target(name, **hparams)
     expected = eager(*inputs, batch, target)
     expected_grads = torch.autograd.grad(expected, inputs)
-    for chunk in (1, 3, 100):
-        hidden, weight, bias = inputs
+    hidden, weight, bias = inputs
+    for chunk, block in ((1, 1), (3, 100), (100, 100), (5, 2), (100, 4)):
+        blocks_of(monkeypatch, block, weight)
         out = fused_target_loss(
             hidden, weight, batch.labels, target, batch.teacher, side=batch.side, bias=bias, chunk=chunk
         )
@@ -51,9 +58,10 @@ def test_equals_the_reference_in_float64(name, hparams):
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("logit_scale", [1.0, 0.25])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_transforms_of_the_logits(softcap, logit_scale, with_bias):
+def test_transforms_of_the_logits(softcap, logit_scale, with_bias, monkeypatch):
     batch = make_batch(v=29, n=13)
     hidden, weight, bias = head_inputs(batch)
+    blocks_of(monkeypatch, 3, weight)
     bias = bias if with_bias else None
     inputs = [t for t in (hidden, weight, bias) if t is not None]
     for name in ("target", "gem", "label_smoothing"):
@@ -272,10 +280,28 @@ def test_label_logps_equal_log_softmax():
 
 def test_chunks_fit_the_budget_and_are_even():
     assert tokens_per_chunk(512, 151_936, torch.float32) == 512
-    assert tokens_per_chunk(1024, 151_936, torch.float32) == 512
+    assert tokens_per_chunk(1536, 151_936, torch.float32) == 768
     assert tokens_per_chunk(3, 151_936, torch.float32) == 3
     assert tokens_per_chunk(0, 100, torch.float32) == 1
     assert tokens_per_chunk(10_000, 151_936, torch.float32) * 151_936 * 4 <= TILE_BYTES
+
+
+@pytest.mark.parametrize("name", ["target", "gem"])
+def test_the_peak_is_below_two_tiles_and_two_gradients_whatever_the_number_of_tokens(name, profiled_peak, monkeypatch):
+    vocab, width, chunk = 20_000, 32, 64
+    weight = torch.randn(vocab, width, requires_grad=True)
+    tile, grad_weight = chunk * vocab * 4, vocab * width * 4
+    blocks_of(monkeypatch, 8, weight)
+    beyond = {}
+    for n in (64, 256):
+        hidden, labels = torch.randn(n, width, requires_grad=True), torch.randint(vocab, (n,))
+        teacher = TopK(torch.randint(vocab, (n, 8)), torch.randn(n, 8).log_softmax(-1))
+        peak = profiled_peak(
+            lambda: fused_target_loss(hidden, weight, labels, make_target(name), teacher, chunk=chunk).loss.backward()
+        )
+        beyond[n] = peak - n * width * 4 - grad_weight  # what is not a gradient
+        assert tile < beyond[n] <= 2 * tile
+    assert beyond[256] - beyond[64] < tile / 50  # only the teacher's rows grow with N
 
 
 def test_the_sums_are_what_they_say():

@@ -1,10 +1,9 @@
-"""The words that point a recipe at the tiny models and data, two small architectures, and the profiler's peak."""
+"""The words that point a recipe at the tiny models and data, and two small architectures."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, Qwen2Config
 
 QWEN = Qwen2Config(
@@ -30,23 +29,6 @@ LLAMA = LlamaConfig(
 def config(request):
     """Two small architectures: grouped attention with biases, and a tied head of an odd size."""
     return request.param
-
-
-@pytest.fixture
-def profiled_peak():
-    """`profiled_peak(run)`: the most bytes the CPU allocator had handed out while `run` ran."""
-
-    def peak_of(run):
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-            run()
-        events = [event for event in prof.profiler.kineto_results.events() if event.name() == "[memory]"]
-        live = peak = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            live += event.nbytes()
-            peak = max(peak, live)
-        return peak
-
-    return peak_of
 
 
 @dataclass(frozen=True)

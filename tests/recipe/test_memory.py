@@ -97,17 +97,19 @@ def test_more_gpus_never_cost_more_of_what_is_sharded(config):
 
 
 @pytest.mark.parametrize(
-    ("vocab", "width", "tokens", "k", "tile"), [(4000, 128, 700, 16, 2**21), (9000, 64, 300, 8, 2**28)]
+    ("vocab", "width", "tokens", "k", "tile", "block"),
+    [(4000, 128, 700, 16, 2**21, 2**26), (9000, 64, 300, 8, 2**28, 2**20)],
 )
 @pytest.mark.parametrize("trainable", [True, False])
 def test_the_head_tile_is_within_a_fifth_of_the_profilers_peak(
-    vocab, width, tokens, k, tile, trainable, monkeypatch, profiled_peak
+    vocab, width, tokens, k, tile, block, trainable, monkeypatch, profiled_peak
 ):
     from qsft.losses import fused
     from qsft.targets.view import TopK
     from qsft.targets.zoo import make_target
 
     monkeypatch.setattr(fused, "TILE_BYTES", tile)
+    monkeypatch.setattr(fused, "BLOCK_BYTES", block)
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=trainable)
     labels = torch.randint(0, vocab, (tokens,))

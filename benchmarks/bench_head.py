@@ -60,13 +60,13 @@ def bare_matmuls(x: Inputs) -> None:
     """The three products nobody can avoid, in the chunks that our head uses."""
     chunk = tokens_per_chunk(len(x.labels), len(x.weight), torch.float32)
     with torch.no_grad():
-        grad_weight, grad_hidden = torch.zeros_like(x.weight), torch.empty_like(x.hidden)
+        grad_weight, grad_hidden = torch.empty_like(x.weight), torch.empty_like(x.hidden)
         tile = torch.empty(chunk, len(x.weight), dtype=x.weight.dtype)
         for start in range(0, len(x.labels), chunk):
             h = x.hidden[start : start + chunk]
             z = torch.mm(h, x.weight.t(), out=tile[: len(h)])
             torch.mm(z, x.weight, out=grad_hidden[start : start + chunk])
-            grad_weight.addmm_(z.t(), h)
+            grad_weight.addmm_(z.t(), h, beta=float(start > 0))  # the first chunk overwrites
 
 
 def trl_head(x: Inputs) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures every room shares: a word-level tokenizer, tiny random models, the profiler's peak; nothing is downloaded."""
+"""Fixtures every room shares: a word-level tokenizer, tiny random models, the profiler's peak; no downloads."""
 
 import json
 import os

@@ -6,8 +6,9 @@ Because the gradient of every target is scale·(p − Q), no method needs a kern
     block by block: logits → p, TokenView → Q → value, then scale·(p − Q) written over the logits
     two matmuls read the tile, now a gradient
 
-Matmuls want large tiles; everything else works on a small block, so only one tile exists. The gradients are computed while the tile exists: three matmuls in all, none repeated; two when the weight is frozen;
-one when no gradient is needed; one more for targets whose scale depends on whole documents.
+Matmuls want large tiles; everything else works on a small block, so only one tile exists. The gradients are computed
+while it does: three matmuls in all, none repeated; two when the weight is frozen; one when no gradient is needed; one
+more for targets whose scale depends on whole documents.
 """
 
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ from qsft.losses.reference import IGNORED
 from qsft.losses.sums import SUM_NAMES, token_sums
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
-from qsft.targets.view import Full, SideInputs, TokenView, TopK
+from qsft.targets.view import Full, SideInputs, TokenView, TopK, row_dots
 
 TILE_BYTES = 512 * 2**20  # the tile of logits, some 880 tokens of a 150k vocabulary
 BLOCK_BYTES = 64 * 2**20  # what becomes p at a time; dense targets take a few more of these
@@ -46,15 +46,6 @@ class Projection:
         if self.softcap is not None:
             z.div_(self.softcap).tanh_().mul_(self.softcap)
         return z
-
-    def backward_(self, z: Float[Tensor, "n V"], grad: Float[Tensor, "n V"]) -> None:
-        """∂L/∂z → ∂L/∂(h·Wᵀ), written over z, which nobody reads any more."""
-        if self.softcap is not None:
-            z.div_(self.softcap).square_().neg_().add_(1.0).mul_(grad)
-        else:
-            z.copy_(grad)
-        if self.logit_scale != 1.0:
-            z *= self.logit_scale
 
 
 @dataclass(frozen=True)
@@ -232,28 +223,23 @@ def _gradient_over_logits_(
     lse = top.values - p.gather(-1, top.indices[:, None])[:, 0].log()  # p_max = exp(z_max − lse)
     view = TokenView(z, spec.labels[rows], lse, None if spec.teacher is None else spec.teacher[rows], side)
     q = spec.target(view)
-    loss_and_sums = token_sums(view, q, lse - _row_dots(p, z), top.indices)
+    loss_and_sums = token_sums(view, q, lse - row_dots(p, z), top.indices)
     if any(spec.grad_of):
-        spec.projection.backward_(z, _gradient_(p, q))
+        _write_gradient_(z, p, q, spec.projection)
     return loss_and_sums
 
 
-def _row_dots(a: Float[Tensor, "n V"], b: Float[Tensor, "n V"]) -> Float[Tensor, " n"]:
-    """Σ_v a·b of every row without a third block; on CPU row by row, since einsum's batched product is 4 × slower."""
-    if a.device.type == "cpu":
-        return torch.stack([torch.dot(x, y) for x, y in zip(a, b)])
-    return torch.einsum("nv,nv->n", a, b)
-
-
-def _gradient_(p: Float[Tensor, "n V"], q: Mixture) -> Float[Tensor, "n V"]:
-    """scale·(p − Q) written over p."""
-    student = torch.zeros_like(q.scale)
+def _write_gradient_(z: Float[Tensor, "n V"], p: Float[Tensor, "n V"], q: Mixture, projection: Projection) -> None:
+    """scale·(p − Q)·∂z/∂(h·Wᵀ) written over z; p is overwritten too where the projection is soft-capped."""
+    scale = q.scale * projection.logit_scale
+    student = torch.zeros_like(scale)
     for mass, dist in q.terms:
         student += mass * (1.0 - dist.student_share())
-    p *= (q.scale * student)[:, None]
+    grad = torch.mul(p, (scale * student)[:, None], out=z if projection.softcap is None else p)
     for mass, dist in q.terms:
-        dist.subtract_(p, q.scale * mass)
-    return p
+        dist.subtract_(grad, scale * mass)
+    if projection.softcap is not None:
+        z.div_(projection.softcap).square_().neg_().add_(1.0).mul_(grad)
 
 
 def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, start: int, compute: torch.dtype) -> None:

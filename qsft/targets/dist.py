@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qsft.targets.view import EMPTY, TokenView, log_complement
+from qsft.targets.view import EMPTY, TokenView, log_complement, row_dots
 
 
 class Dist(ABC):
@@ -112,8 +112,7 @@ class Dense(Dist):
 
     def cross_entropy(self, view: TokenView) -> Float[Tensor, " N"]:
         """lse·Σq − Σ q·z, without a second V-sized temporary."""
-        dot = torch.einsum("nv,nv->n", self.probs, view.logits)
-        return view.lse * self.probs.sum(dim=-1) - dot
+        return view.lse * self.probs.sum(dim=-1) - row_dots(self.probs, view.logits)
 
     def subtract_(self, grad: Float[Tensor, "N V"], mass: Float[Tensor, " N"]) -> None:
         """Every column."""

@@ -6,6 +6,7 @@ high-water mark of a fresh process minus what it held before the call.
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def measure(key: str, repeats: int) -> dict[str, object]:
     x = Inputs(SHAPES[key])
     times: dict[str, list[float]] = {method: [] for method in METHODS}
     for round_ in range(repeats + 1):  # the first round warms up
-        for method in METHODS:
+        for method in random.sample(list(METHODS), len(METHODS)):  # what ran before leaves its mark on the memory
             elapsed = seconds(method, x)
             if round_:
                 times[method].append(elapsed)

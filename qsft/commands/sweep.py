@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan, then work through it."""
     from pathlib import Path
 
+    from qsft.recipe.launcher import LAUNCHER_KEYS, split_words
     from qsft.recipe.read import read_recipe
-    from qsft.recipe.run import LAUNCHER_KEYS, split_words
     from qsft.recipe.sweep import Sweep, expand_grid
 
     _, own = split_words(args.overrides, ("accelerate_config", *LAUNCHER_KEYS))

@@ -37,13 +37,14 @@ def run(args: argparse.Namespace) -> int:
     if "--keys" in words:
         _print_keys()
         return 0
+    from qsft.recipe.launcher import relaunch, split_words
     from qsft.recipe.read import read_recipe
-    from qsft.recipe.run import relaunch, split_words, train
+    from qsft.recipe.run import train
 
     config, rest = split_words(words, ("accelerate_config",))
     recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
     if config:
-        relaunch(config[-1].rpartition("=")[2], [*([recipe] if recipe else []), *rest])
+        return relaunch(config[-1].rpartition("=")[2], [*([recipe] if recipe else []), *rest])
     if recipe is None and not rest:
         raise ValueError("nothing to train is given. Name a recipe, or give --model_name_or_path and --dataset.")
     return train(read_recipe(recipe, rest))

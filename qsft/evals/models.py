@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,6 +53,7 @@ class Source:
             self.backend = "vllm" if self._vllm_fits() else "transformers"
         if self.backend == "vllm" and self.processes > 1:
             raise ValueError("vLLM spreads one process over GPUs. Start one process with --tensor_parallel_size N.")
+        _ = self.config  # a name that is no model's is refused now, not after the tasks were read
 
     def _vllm_fits(self) -> bool:
         path = not isinstance(self.model, torch.nn.Module)
@@ -73,14 +75,24 @@ class Source:
         """Whether batching leaves samples as they are: only float32, seeded here, is close enough to exact."""
         return self.backend == "transformers" and self._dtype_name() == "float32"
 
+    @cached_property
+    def config(self) -> Any:
+        """The model's configuration."""
+        if isinstance(self.model, torch.nn.Module):
+            return self.model.config
+        try:
+            return AutoConfig.from_pretrained(str(self.model))
+        except OSError as error:
+            raise FileNotFoundError(
+                f"there is no model {str(self.model)!r}: no directory here with a config.json, and the hub did not "
+                f"give one ({str(error).splitlines()[0]}). Check the path or the id."
+            ) from error
+
     def about(self) -> dict[str, Any]:
         """What a report says about the model and how it was drawn from."""
-        config = (
-            self.model.config if isinstance(self.model, torch.nn.Module) else AutoConfig.from_pretrained(self.model)
-        )
         return {
             "model": self.name,
-            "context": context_of(config),
+            "context": context_of(self.config),
             "backend": self.backend,
             "dtype": self._dtype_name(),
             "independent": self.independent,
@@ -127,8 +139,7 @@ class Source:
             return parameters_digest(self.model, str(template))
         if Path(self.model).is_dir():
             return directory_digest(Path(self.model))
-        revision = getattr(AutoConfig.from_pretrained(str(self.model)), "_commit_hash", None)
-        return f"{self.model}@{revision}"
+        return f"{self.model}@{getattr(self.config, '_commit_hash', None)}"
 
 
 def directory_digest(directory: Path) -> str:

@@ -84,13 +84,13 @@ def evaluate(
     objects. protocol: a name (paper-math, paper-math-7b-openr1, paper-medical, avg16) or a Protocol; None is the
     paper's for the kind of task; further keywords change single settings (n=4, temperature=0.7, prompt="plain", …).
     """
-    jobs = make_jobs(find_tasks(tasks), protocol, changes, data_dir, limit)
-    group = Processes()
+    wanted, group = find_tasks(tasks), Processes()
     if output_dir is None and group.count > 1:
         raise ValueError(f"{group.count} processes share their generations through files: set output_dir.")
     source = Source(
         model, tokenizer, backend, dtype, batch_size, tensor_parallel_size, device=group.device, processes=group.count
     )
+    jobs = make_jobs(wanted, protocol, changes, data_dir, limit)
     store = Store(output_dir, group.rank)
     _agree_on_settings(store, jobs, source, group, fresh)
     with Grading() as grading:

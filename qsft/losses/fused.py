@@ -26,7 +26,9 @@ from qsft.targets.target import Mixture, Target
 from qsft.targets.view import Full, SideInputs, TokenView, TopK, row_dots
 
 TILE_BYTES = 512 * 2**20  # the tile of logits, some 880 tokens of a 150k vocabulary
-BLOCK_BYTES = 64 * 2**20  # what becomes p at a time; dense targets take a few more of these
+# What becomes p at a time; dense targets take a few more of these. Small enough for a CPU's cache; large enough that a
+# GPU is not kept waiting for the hundred small operations of a block.
+CPU_BLOCK_BYTES, GPU_BLOCK_BYTES = 32 * 2**20, 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,9 @@ def tokens_per_chunk(tokens: int, vocab_size: int, dtype: torch.dtype) -> int:
     return max(1, -(-tokens // max(1, chunks)))
 
 
-def rows_per_block(vocab_size: int, dtype: torch.dtype) -> int:
-    """How many rows of a tile to turn into gradients at a time: as many as fit BLOCK_BYTES."""
-    return _rows_within(BLOCK_BYTES, vocab_size, dtype)
+def rows_per_block(vocab_size: int, dtype: torch.dtype, device: str) -> int:
+    """How many rows of a tile to turn into gradients at a time on this type of device."""
+    return _rows_within(CPU_BLOCK_BYTES if device == "cpu" else GPU_BLOCK_BYTES, vocab_size, dtype)
 
 
 def _rows_within(size: int, vocab_size: int, dtype: torch.dtype) -> int:
@@ -200,7 +202,7 @@ def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) ->
     loss = hidden.new_zeros((), dtype=spec.stats)
     sums = hidden.new_zeros(len(SUM_NAMES), dtype=spec.stats)
     tile = hidden.new_empty((min(spec.chunk, len(hidden)), len(weight)), dtype=spec.stats)
-    scratch = torch.empty_like(tile[: rows_per_block(len(weight), spec.stats)])
+    scratch = torch.empty_like(tile[: rows_per_block(len(weight), spec.stats, hidden.device.type)])
     for start in range(0, len(hidden), spec.chunk):
         h = h_all[start : start + spec.chunk]
         z = spec.projection(h, w, bias, out=tile[: len(h)])
@@ -266,13 +268,13 @@ def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, start: int
 
 
 def _label_logps(h: Tensor, w: Tensor, bias: Tensor | None, spec: Spec) -> Float[Tensor, " N"]:
-    logps = torch.empty_like(spec.labels, dtype=spec.stats)
     tile = h.new_empty((min(spec.chunk, len(h)), len(w)), dtype=spec.stats)
-    for start in range(0, len(h), spec.chunk):
-        rows = slice(start, start + spec.chunk)
-        z = spec.projection(h[rows], w, bias, out=tile[: len(h[rows])])
-        logps[rows] = TokenView.of(z, spec.labels[rows]).label_logp
-    return logps
+    size = rows_per_block(len(w), spec.stats, h.device.type)
+    logps = [h.new_empty(0, dtype=spec.stats)]
+    for h_chunk, labels in zip(h.split(spec.chunk), spec.labels.split(spec.chunk)):
+        z = spec.projection(h_chunk, w, bias, out=tile[: len(h_chunk)])
+        logps += [TokenView.of(*block).label_logp for block in zip(z.split(size), labels.split(size))]
+    return torch.cat(logps)
 
 
 def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsft.recipe.run import split_words
+from qsft.recipe.launcher import split_words
 
 if TYPE_CHECKING:
     from qsft.recipe.job import Job

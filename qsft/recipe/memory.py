@@ -102,15 +102,15 @@ def zero3(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
 STRATEGIES: dict[str, Strategy] = {"DDP": ddp, "FSDP2": fsdp2, "ZeRO-2": zero2, "ZeRO-3": zero3}
 
 
-def head_bytes(head: Parameter, tokens: int, top_k: int, compute: torch.dtype) -> int:
-    """Peak of the fused head over `tokens` label positions with a cached top-k teacher.
+def head_bytes(head: Parameter, tokens: int, top_k: int, compute: torch.dtype, device: str = "cuda") -> int:
+    """Peak of the fused head over `tokens` label positions with a cached top-k teacher, on a type of device.
 
     A float32 tile and the block it is worked on with, the float32 gradients of hidden states and weight, the teacher's
     rows; with bf16 matmuls a cast tile and one product more.
     """
     vocab, width = head.shape
     chunk = tokens_per_chunk(tokens, vocab, FP32)
-    block = min(chunk, rows_per_block(vocab, FP32))
+    block = min(chunk, rows_per_block(vocab, FP32, device))
     tile = (chunk + block) * vocab * FP32.itemsize
     gradients = (tokens + (vocab if head.trainable else 0)) * width * FP32.itemsize
     teacher = tokens * top_k * (8 + FP32.itemsize)

@@ -4,9 +4,8 @@ Every value is checked against the field it is meant for before anything is load
 `--key value` on the command line replaces a value; `--target_kwargs.eta 0.2` replaces one entry of a dict.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,6 +14,7 @@ import yaml
 
 from qsft.recipe.settings import ALIASES, RecipeSettings, keys
 from qsft.recipe.values import complaint, fits, loose, parse_words
+from qsft.targets.checks import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
 Owner = TypeVar("Owner")
@@ -76,7 +76,7 @@ def find_recipe(path_or_name: str | Path) -> Path:
         return packaged[path.stem]
     raise FileNotFoundError(
         f"there is no recipe {str(path_or_name)!r}: no such file, and no recipe of that name comes with qsft."
-        f"{_did_you_mean(path.stem, packaged)} Packaged recipes: {', '.join(sorted(packaged))}."
+        f"{did_you_mean(path.stem, packaged)} Packaged recipes: {', '.join(sorted(packaged))}."
     )
 
 
@@ -163,7 +163,7 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _known(name: str, place: str) -> Any:
     if name not in keys():
-        raise ValueError(f"{place}: {name!r} is not a key.{_did_you_mean(name, keys())} `qsft train --keys` lists all.")
+        raise ValueError(f"{place}: {name!r} is not a key.{did_you_mean(name, keys())} `qsft train --keys` lists all.")
     return keys()[name]
 
 
@@ -171,11 +171,6 @@ def _as_dict(value: Any, place: str) -> dict[str, Any]:
     if value is None or isinstance(value, dict):
         return value or {}
     raise ValueError(f"{place}: {value!r} is not a dict, so it has no entries to replace.")
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -4,8 +4,6 @@ accelerate launch recipes/X.yaml --key value     ends in launch(__file__), the r
 qsft train recipes/X.yaml --key value            ends in train(read_recipe(…))
 """
 
-import os
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,51 +108,3 @@ def _checkpoint(job: "Job") -> str | None:
     if newest is None:
         raise ValueError(f"there is no checkpoint in {job.args.output_dir} to resume from.")
     return newest
-
-
-def accelerate_command(config: str, words: list[str]) -> list[str]:
-    """`qsft train … --accelerate_config NAME` as the `accelerate launch` command that does it.
-
-    `config` is a file or the name of one of recipes/accelerate/; the words that are accelerate's own go to it.
-    """
-    from qsft.recipe.read import packaged_recipes
-
-    named = {file.stem: file for file in packaged_recipes("accelerate")}
-    path = Path(config) if Path(config).is_file() else named.get(config)
-    if path is None:
-        raise ValueError(f"there is no accelerate configuration {config!r}. Give a file, or one of {', '.join(named)}.")
-    own, rest = split_words(words, LAUNCHER_KEYS)
-    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(path)]
-    return [*launcher, *own, "-m", "qsft", "train", *rest]
-
-
-# The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
-LAUNCHER_KEYS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
-
-
-def split_words(words: list[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """(the `--name value` and `--name=value` words among `names`, all other words), each in order."""
-    own: list[str] = []
-    rest: list[str] = []
-    value_follows = False
-    for word in words:
-        name, equals, _ = word[2:].partition("=")
-        named = word.startswith("--") and name.replace("-", "_") in names
-        (own if named or value_follows else rest).append(word)
-        value_follows = named and not equals
-    return own, rest
-
-
-def relaunch(config: str, words: list[str]) -> None:
-    """Replace this process by `accelerate launch` with the given configuration."""
-    if "WORLD_SIZE" in os.environ:
-        raise ValueError(
-            "--accelerate_config is for `qsft train` itself; this process was launched by accelerate already."
-        )
-    command = accelerate_command(config, words)
-    own, _ = split_words(words, LAUNCHER_KEYS)
-    os.environ["QSFT_COMMAND"] = shlex.join(["qsft", "train", "--accelerate_config", config, *own])
-    # After Ctrl-C or SIGTERM torch's launcher kills its processes in 30 s: too short for a step and a checkpoint.
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
-    print(shlex.join(command), flush=True)
-    os.execv(command[0], command)

@@ -30,6 +30,7 @@ COMMANDS = {
     "accelerate launch --config_file recipes/accelerate/zero3.yaml recipes/numina_qwen_math_1p5b.yaml": (
         f"{TINY} --dry_run"  # tests/distributed trains with ZeRO
     ),
+    "qsft train numina_qwen_math_1p5b --accelerate_config zero3": f"{TINY} --dry_run --num_processes 1",
     "qsft eval numina_qwen_math_1p5b": SAMPLES,
     "qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target eta=0.2,0.5,1.0": f"{TINY} --dry_run",
     "qsft cache build numina_qwen_math_1p5b": TINY,

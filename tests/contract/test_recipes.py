@@ -1,6 +1,8 @@
 """Every recipe means the same to YAML and Python and is a whole configuration; launch files are accelerate's."""
 
 import ast
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(RECIPES.glob("*.yaml"))
 LAUNCH_LINE = 'if __name__ == "__main__": from qsft.recipe import launch; launch(__file__)'
 
-# data_and_evaluation.md's table of settings: recipe → student, teacher, data set.
+# The paper's settings: recipe → student, teacher.
 SETTINGS = {
     "numina_qwen3_1p7b": ("Qwen/Qwen3-1.7B-Base", "Qwen/Qwen3-4B-Instruct-2507"),
     "numina_qwen_math_1p5b": ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-Math-1.5B-Instruct"),
@@ -114,8 +116,34 @@ def test_launch_configurations_are_accelerates(file):
         assert (args.fsdp_version, args.fsdp_state_dict_type) == (2, "FULL_STATE_DICT")
 
 
-def test_the_slurm_script_is_bash():
-    import subprocess
+SLURM = {  # what the script calls: the names of two hosts, and one task on each of them
+    "scontrol": "printf 'node-a\\nnode-b\\n'",
+    "srun": 'shift; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done',
+    "qsft": "printf '%s|' \"$@\"; echo",
+}
 
-    script = RECIPES / "slurm" / "train.sbatch"
-    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+
+def test_the_slurm_script_starts_one_launcher_per_node_and_keeps_words_whole(tmp_path):
+    for name, body in SLURM.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node-[a-b]"}
+    words = ["recipes/x.yaml", "--output_dir", "two words", "--target_kwargs", '{"eta": 0.5}']
+    done = subprocess.run(
+        ["bash", RECIPES / "slurm" / "train.sbatch", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for node, line in zip((0, 1), done.stdout.splitlines(), strict=True):
+        got = line.split("|")[:-1]
+        assert got[:6] == ["train", *words]
+        assert dict(zip(got[6::2], got[7::2])) == {
+            "--accelerate_config": "multi_node_fsdp2",
+            "--num_machines": "2",
+            "--num_processes": "16",
+            "--machine_rank": str(node),
+            "--main_process_ip": "node-a",
+            "--main_process_port": "29500",
+        }

@@ -25,7 +25,7 @@ def head_inputs(batch, dtype=torch.float64, seed=0):
 
 def blocks_of(monkeypatch, rows, weight):
     """Let the fused head work on so many rows of a tile at a time."""
-    monkeypatch.setattr(fused, "BLOCK_BYTES", rows * len(weight) * weight.dtype.itemsize)
+    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", rows * len(weight) * weight.dtype.itemsize)
 
 
 def eager(hidden, weight, bias, batch, target, softcap=None, logit_scale=1.0, teacher=None):
@@ -268,12 +268,14 @@ def test_bad_input_is_refused():
         fused_target_loss(hidden, weight, batch.labels, make_target("kd"), wide)
 
 
-def test_label_logps_equal_log_softmax():
+@pytest.mark.parametrize("block", [1, 100])
+def test_label_logps_equal_log_softmax(block, monkeypatch):
     batch = make_batch(ignored=())
     hidden, weight, bias = head_inputs(batch)
+    blocks_of(monkeypatch, block, weight)
     logits = torch.tanh((hidden @ weight.t() + bias) * 0.5 / 3) * 3
     want = logits.log_softmax(-1).gather(-1, batch.labels[:, None])[:, 0]
-    got = fused_label_logps(hidden, weight, batch.labels, bias=bias, softcap=3.0, logit_scale=0.5, chunk=2)
+    got = fused_label_logps(hidden, weight, batch.labels, bias=bias, softcap=3.0, logit_scale=0.5, chunk=4)
     torch.testing.assert_close(got, want.detach())
     assert not got.requires_grad
 

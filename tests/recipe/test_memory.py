@@ -109,7 +109,7 @@ def test_the_head_tile_is_within_a_fifth_of_the_profilers_peak(
     from qsft.targets.zoo import make_target
 
     monkeypatch.setattr(fused, "TILE_BYTES", tile)
-    monkeypatch.setattr(fused, "BLOCK_BYTES", block)
+    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", block)
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=trainable)
     labels = torch.randint(0, vocab, (tokens,))
@@ -119,7 +119,7 @@ def test_the_head_tile_is_within_a_fifth_of_the_profilers_peak(
         teacher = TopK(ids.int().long(), logps.half())
         fused.fused_target_loss(hidden, weight, labels, make_target("target"), teacher).loss.backward()
 
-    planned = head_bytes(Parameter(weight.shape, weight.dtype, trainable), tokens, k, torch.float32)
+    planned = head_bytes(Parameter(weight.shape, weight.dtype, trainable), tokens, k, torch.float32, "cpu")
     assert planned == pytest.approx(profiled_peak(run), rel=0.2)
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qsft.recipe.launcher import accelerate_command, split_words
 from qsft.recipe.read import find_recipe, packaged_recipes, read_recipe
-from qsft.recipe.run import accelerate_command, split_words
 from qsft.recipe.settings import divisors, split_batch
 
 

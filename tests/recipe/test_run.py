@@ -103,7 +103,7 @@ def test_the_command_takes_a_recipe_or_options_alone(tiny_run, capsys):
     assert main(["train", "--target", "sft", "--dataset", "numina", *words]) == 0
     assert capsys.readouterr().out.count("Nothing was trained") == 2
     assert main(["train", "--taget", "sft"]) == 2
-    assert "Did you mean 'target'?" in capsys.readouterr().err
+    assert "Did you mean 'target'" in capsys.readouterr().err
     assert main(["train", "numina_qwen_math_1p5b", "--target", "tarjet", "--dry_run"]) == 2  # before any download
     assert "there is no target 'tarjet'" in capsys.readouterr().err
     assert main(["train"]) == 2
@@ -164,22 +164,48 @@ def test_a_signal_leaves_a_checkpoint_and_the_resumed_run_equals_an_unbroken_one
         assert torch.equal(weight, resumed.state_dict()[name]), name
 
 
-def test_ctrl_c_in_a_terminal(tiny_run):
-    tiny = tiny_run("numina")
-    words = [*tiny.words, "--target", "sft", "--num_train_epochs", "500", "--disable_tqdm", "true"]
+def signalled(command, folder, number):
+    """The last line that `command` printed after `number` reached its process group in the middle of training."""
     process = subprocess.Popen(
-        [sys.executable, str(REPO / "recipes" / "numina_qwen_math_1p5b.yaml"), *words],
-        cwd=tiny.folder,
+        command,
+        cwd=folder,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,  # as a terminal does: a signal reaches the whole group
     )
     line = next(line for line in process.stdout if "'loss'" in line)
-    process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, line + rest
-    assert "--resume_from_checkpoint" in rest.splitlines()[-1]
+    os.killpg(process.pid, number)
+    rest, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, line + rest + errors[-3000:]
+    assert "Traceback" not in errors
+    return rest.splitlines()[-1]
+
+
+LONG = ["--target", "sft", "--num_train_epochs", "500", "--disable_tqdm", "true", "--save_strategy", "no"]
+
+
+def test_ctrl_c_in_a_terminal(tiny_run):
+    tiny = tiny_run("numina")
+    command = [sys.executable, str(REPO / "recipes" / "numina_qwen_math_1p5b.yaml"), *tiny.words, *LONG]
+    assert "--resume_from_checkpoint" in signalled(command, tiny.folder, signal.SIGINT)
     assert list((tiny.folder / "run").glob("checkpoint-*/trainer_state.json"))
+
+
+@pytest.mark.distributed
+def test_two_processes_end_well_on_ctrl_c_and_the_printed_command_goes_on_until_sigterm(tiny_run):
+    tiny = tiny_run("numina")
+    recipe = REPO / "recipes" / "numina_qwen_math_1p5b.yaml"
+    qsft = [sys.executable, "-m", "qsft"]
+    words = ["train", recipe, "--accelerate_config", "cpu", *tiny.words, *LONG]
+    printed = shlex.split(signalled([*qsft, *words], tiny.folder, signal.SIGINT))
+    assert printed[:4] == ["qsft", "train", "--accelerate_config", "cpu"]
+    assert printed[-2] == "--resume_from_checkpoint"
+    again = shlex.split(signalled([*qsft, *printed[1:]], tiny.folder, signal.SIGTERM))
+    first, second = (int(command[-1].rpartition("-")[2]) for command in (printed, again))
+    assert first < second  # it went on from there
+    assert json.loads((Path(again[-1]) / "trainer_state.json").read_text())["global_step"] == second
 
 
 @pytest.mark.distributed

@@ -1,0 +1,93 @@
+"""`qsft train … --accelerate_config NAME`: accelerate's launcher as a child that signals do not break.
+
+torch's launcher answers a signal with a traceback and exit code 1, and kills its processes after 30 s, however well
+they end. So it runs in a process group of its own, out of reach of Ctrl-C, and signals go to the training processes
+alone: they write a checkpoint and leave with 0, and so does the launcher.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+
+def relaunch(config: str, words: list[str]) -> int:
+    """Run the words under `accelerate launch` with the given configuration; the launcher's exit code."""
+    if "WORLD_SIZE" in os.environ:
+        raise ValueError(
+            "--accelerate_config is for `qsft train` itself; this process was launched by accelerate already."
+        )
+    command = accelerate_command(config, words)
+    own, _ = split_words(words, LAUNCHER_KEYS)
+    started = shlex.join(["qsft", "train", "--accelerate_config", config, *own])
+    print(shlex.join(command), flush=True)
+    # A cluster may signal every process it finds: then the launcher's patience counts after all.
+    patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
+    launcher = subprocess.Popen(command, env={**patience, **os.environ, "QSFT_COMMAND": started}, process_group=0)
+    with _signals_passed_on(launcher.pid):
+        code = launcher.wait()
+    return code if code >= 0 else 128 - code  # killed by a signal, in the shell's way
+
+
+@contextmanager
+def _signals_passed_on(launcher: int) -> Iterator[None]:
+    """Ctrl-C and SIGTERM go to the launcher's children, the training processes; a lost terminal ends the launcher."""
+
+    def to_children(number: int, _: FrameType | None) -> None:
+        print("\nqsft: stopping after this step; a second Ctrl-C stops at once.", file=sys.stderr, flush=True)
+        with suppress(psutil.NoSuchProcess):  # it may be ending just now
+            for process in psutil.Process(launcher).children():
+                process.send_signal(number)
+
+    def to_launcher(number: int, _: FrameType | None) -> None:
+        os.kill(launcher, number)
+
+    handlers = {signal.SIGINT: to_children, signal.SIGTERM: to_children}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        handlers[signal.SIGHUP] = to_launcher
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def accelerate_command(config: str, words: list[str]) -> list[str]:
+    """`qsft train … --accelerate_config NAME` as the `accelerate launch` command that does it.
+
+    `config` is a file or the name of one of recipes/accelerate/; the words that are accelerate's own go to it.
+    """
+    from qsft.recipe.read import packaged_recipes
+
+    named = {file.stem: file for file in packaged_recipes("accelerate")}
+    path = Path(config) if Path(config).is_file() else named.get(config)
+    if path is None:
+        raise ValueError(f"there is no accelerate configuration {config!r}. Give a file, or one of {', '.join(named)}.")
+    own, rest = split_words(words, LAUNCHER_KEYS)
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(path)]
+    return [*launcher, *own, "-m", "qsft", "train", *rest]
+
+
+# The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
+LAUNCHER_KEYS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
+
+
+def split_words(words: list[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """(the `--name value` and `--name=value` words among `names`, all other words), each in order."""
+    own: list[str] = []
+    rest: list[str] = []
+    value_follows = False
+    for word in words:
+        name, equals, _ = word[2:].partition("=")
+        named = word.startswith("--") and name.replace("-", "_") in names
+        (own if named or value_follows else rest).append(word)
+        value_follows = named and not equals
+    return own, rest

@@ -1,8 +1,6 @@
 """`python -m qsft …` and `accelerate launch -m qsft …`."""
 
-import sys
-
-from qsft.cli import main
+from qsft.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

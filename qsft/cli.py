@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from qsft import __version__
+from qsft.processes import leave
 
 # The order in which `qsft --help` lists them: what a newcomer types first stands first.
 COMMANDS = ("demo", "targets", "train", "plan", "cache", "eval", "compare", "sweep", "curate", "explore")
@@ -61,5 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def command() -> None:
+    """The `qsft` command."""
+    leave(main())

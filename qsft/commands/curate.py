@@ -62,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(find_method(method))
     given, rest = method_parser(method).parse_known_args(words)
 
+    from qsft.processes import process_group
     from qsft.recipe.curate import curate_job
     from qsft.recipe.curate_tools import Options
     from qsft.recipe.job import configure
     from qsft.recipe.read import read_recipe
-    from qsft.recipe.run import process_group
 
     recipe = read_recipe(name, [*rest, *(["--model_name_or_path", given.model] if given.model else [])])
     recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})

@@ -5,11 +5,10 @@ qsft train recipes/X.yaml --key value            ends in train(read_recipe(…))
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qsft.processes import leave, process_group
 from qsft.recipe.read import Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def launch(file: str) -> None:
         # A message that says what, why and what to do needs no traceback above it.
         print(f"qsft: {error}", file=sys.stderr)
         code = 2
-    sys.exit(code)
+    leave(code)
 
 
 def train(recipe: Recipe) -> int:
@@ -78,18 +77,6 @@ def build_recipe_cache(recipe: Recipe) -> "TeacherCache":
             )
         trainer.accelerator.wait_for_everyone()
         return trainer.cache
-
-
-@contextmanager
-def process_group() -> Iterator[None]:
-    """Destroy the process group on the way out, whatever happened: gloo aborts at interpreter exit otherwise."""
-    import torch
-
-    try:
-        yield
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
 
 
 def _end(trainer: "TargetSFTTrainer") -> None:

@@ -56,7 +56,7 @@ def test_it_holds_the_recipes(wheel):
 
 def test_its_description_names_the_command_the_licence_and_the_version(wheel):
     info = f"qsft-{qsft.__version__}.dist-info"
-    assert "qsft = qsft.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    assert "qsft = qsft.cli:command" in wheel.read(f"{info}/entry_points.txt").decode()
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
     description = wheel.read(f"{info}/METADATA").decode()
     assert f"\nVersion: {qsft.__version__}\n" in description

@@ -10,10 +10,11 @@ import sys
 import pytest
 
 RUN = """
-import gc, json, sys
+import json, sys
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from qsft.processes import leave
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
 world, settings = sys.argv[1], json.loads(sys.argv[2])
@@ -31,11 +32,9 @@ if trainer.is_world_process_zero():
         json.dump({"world": trainer.accelerator.num_processes, "history": history}, file)
 trainer.accelerator.wait_for_everyone()
 trainer.accelerator.end_training()
-# DDP's reducer keeps gloo's threads alive, and they abort the interpreter's exit: it goes before the process group.
-del trainer
-gc.collect()
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
+    leave(0)
 """
 
 

@@ -1,0 +1,29 @@
+"""A process of several leaves with its own code, after what was registered for exit, and without finalisation."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import atexit, sys
+from qsft.processes import leave
+
+class Finalised:
+    def __del__(self):
+        print("finalised")
+
+kept = sys.modules["kept"] = Finalised()
+atexit.register(print, "at exit")
+print("out", end="")
+leave(3)
+"""
+
+
+@pytest.mark.parametrize(("processes", "printed"), [("1", "outat exit\nfinalised\n"), ("2", "outat exit\n")])
+def test_leave(processes, printed):
+    environment = {**os.environ, "WORLD_SIZE": processes}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stdout == printed

@@ -60,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A message that says what, why and what to do needs no traceback above it.
         print(f"qsft: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nqsft: interrupted; the same command goes on from what is finished.", file=sys.stderr)
+        return 130
 
 
 def command() -> None:

@@ -32,7 +32,9 @@ class Method:
     @property
     def slug(self) -> str:
         """A name for a directory."""
-        hparams = (f"{key}{value}" for key, value in self.hparams.items())
+        hparams = [f"{key}{value}" for key, value in self.hparams.items()]
+        if self.learning_rate not in (None, CALM.get(self.row)):
+            hparams.append(f"{RATE}{self.learning_rate:g}")
         return "-".join([*filter(None, [self.curate]), self.row, *hparams])
 
 

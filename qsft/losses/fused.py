@@ -191,8 +191,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> tuple[Tensor, Tensor, Gradients]:
     h_all, w = hidden.to(spec.compute), weight.to(spec.compute)
-    side = spec.target.prepare(spec.side, spec.teacher, lambda: _label_logps(h_all, w, bias, spec))
-    side = side.map(lambda value: value.to(hidden.device))
+    side = spec.side.map(lambda value: value.to(hidden.device))
+    side = spec.target.prepare(side, spec.teacher, lambda: _label_logps(h_all, w, bias, spec))
     # Every row is written by the chunks below, the first of which overwrites; without any chunk they must be zeros.
     allocate = torch.empty_like if len(hidden) else torch.zeros_like
     grads: Gradients = tuple(  # type: ignore[assignment]

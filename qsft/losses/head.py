@@ -97,7 +97,7 @@ def attach_target_head(model: nn.Module) -> None:
     """
     base = base_causal_lm(model)
     refuse_adapted_head(base)
-    if getattr(base.forward, "has_target_head", False):
+    if getattr(base, "has_target_head", False):  # on the module: accelerate wraps the forward once more
         return
     original = base.forward
 
@@ -114,7 +114,7 @@ def attach_target_head(model: nn.Module) -> None:
             return _target_forward(self, args, kwargs, target)
         return _label_logps_forward(self, args, kwargs) if label_logps else original(*args, **kwargs)
 
-    forward.has_target_head = True  # type: ignore[attr-defined]
+    base.has_target_head = True  # type: ignore[assignment]
     base.forward = types.MethodType(forward, base)
 
 
@@ -254,8 +254,9 @@ def _aux_loss(model: Any, outputs: Any, kwargs: dict[str, Any]) -> Tensor | None
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     config = model.config.get_text_config()
+    experts = getattr(config, "num_experts", None) or config.num_local_experts
     loss = load_balancing_loss_func(
-        outputs.router_logits, config.num_experts, config.num_experts_per_tok, kwargs.get("attention_mask")
+        outputs.router_logits, experts, config.num_experts_per_tok, kwargs.get("attention_mask")
     )
     return torch.as_tensor(loss)
 

@@ -61,6 +61,11 @@ class LossTarget:
         """Nothing to prepare: a loss sees logits and labels only."""
         return side
 
+    @property
+    def may_read_teacher(self) -> bool:
+        """A loss function sees logits and labels only."""
+        return False
+
     def record(self) -> dict[str, Any]:
         """The name of the loss."""
         return {"loss": getattr(self.loss_fn, "__qualname__", repr(self.loss_fn))}

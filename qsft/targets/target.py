@@ -1,7 +1,10 @@
 """Target: a fine-tuning method as a value. Q = γ·δ_y + (1−γ)·π̃, loss = scale·CE(Q, p), gradient = scale·(p − Q)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from hashlib import blake2b
+from inspect import isfunction
+from numbers import Real
 from typing import Any
 
 import torch
@@ -74,6 +77,11 @@ class Target:
         return frozenset().union(*(getattr(part, "needs", ()) for part in self.parts))
 
     @property
+    def may_read_teacher(self) -> bool:
+        """Whether a teacher could be read: a part says so, or is a plain function, which cannot say."""
+        return "teacher" in self.needs or any(isfunction(part) for part in self.parts)
+
+    @property
     def per_document(self) -> bool:
         """Whether a token's scale depends on its whole document, so that label log-probs must be known beforehand."""
         return hasattr(self.scale, "document_weights")
@@ -103,8 +111,18 @@ def as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
 
 
 def _record(part: Any) -> Any:
+    """Anything as JSON-able data: a user's part may hold arrays and functions, and must not stop a checkpoint."""
     if part is None or isinstance(part, str | int | float | bool):
         return part
+    if isinstance(part, Real):  # numpy's numbers
+        return float(part)
+    if isinstance(part, Tensor):
+        content = part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if part.numel() else b""
+        return {"shape": list(part.shape), "dtype": str(part.dtype), "digest": blake2b(content).hexdigest()[:32]}
+    if isinstance(part, Mapping):
+        return {str(key): _record(value) for key, value in part.items()}
+    if isinstance(part, list | tuple | set | frozenset):
+        return [_record(value) for value in part]
     name = getattr(part, "__qualname__", None) or type(part).__name__
-    fields: Mapping[str, Any] = asdict(part) if is_dataclass(part) and not isinstance(part, type) else {}
-    return {"name": name, **fields}
+    values = {f.name: _record(getattr(part, f.name)) for f in fields(part)} if is_dataclass(part) else {}
+    return {"name": name, **values}

@@ -245,7 +245,7 @@ class ClippedRatio:
         remedy = "Pass `side=SideInputs(old_logp=…)`; TargetSFTTrainer scores it at the start of every block of steps."
         old = view.need("old_logp", "the target 'psft'", remedy)
         ratio = (view.label_logp - old.to(view.lse.dtype)).exp()
-        return ratio * (ratio <= 1.0 + self.eps)
+        return torch.where(ratio <= 1.0 + self.eps, ratio, 0.0)  # a product would make NaN of an infinite ratio
 
     @property
     def formula(self) -> str:

@@ -111,15 +111,16 @@ def label_smoothing(lam: float = 0.1) -> Target:
 
 
 @row
-def sft_kl(lam: float = 0.1, tail: str = "drop") -> Target:
-    """SFT + KL: λ·KL(π_ref‖π_θ) beside the label. (forward KL to a reference)"""
+def sft_kl(lam: float = 0.1, tail: str = "ghost") -> Target:
+    """SFT + KL: λ·KL(π_ref‖π_θ) beside the label; its tail is kept, so the reference itself feels no pull. (forward KL
+    to a reference)"""
     check_range("lam", lam, 0.0)
     return Target(Constant(1.0 / (1.0 + lam)), Teacher(tail), scale=Constant(1.0 + lam))
 
 
 @row
-def asft(lam: float = 0.1, tail: str = "drop") -> Target:
-    """ASFT: the p-loss anchored to the base model by λ·KL. (Anchored SFT, 2025)"""
+def asft(lam: float = 0.1, tail: str = "ghost") -> Target:
+    """ASFT: the p-loss anchored to the base model by λ·KL, tail kept. (Anchored SFT, 2025)"""
     return Target(Ratio(lam), Teacher(tail), scale=Shifted(lam))
 
 

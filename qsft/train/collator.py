@@ -60,7 +60,7 @@ class TeacherCollator:
             batch["document"] = document_index(batch, where)
         for name, column in self.columns.items():
             values = lay_out(features, column, where, batch["input_ids"].shape)
-            batch[name] = values.to(torch.int8) if name == "critical" else to_bits(values)
+            batch[name] = _zeros_and_ones(values, column) if name == "critical" else to_bits(values)
         return batch
 
     def teacher_rows(self, cache: TeacherCache, batch: Batch, where: Sequence[Span]) -> Batch:
@@ -91,6 +91,12 @@ class TeacherCollator:
             f"the teacher cache {cache.path} does not hold a document of this batch ({len(input_ids)} tokens, starting "
             f"{input_ids[:8].tolist()}). {WHY_MISSING} Add it with `qsft cache build`, or set teacher_missing='self'."
         )
+
+
+def _zeros_and_ones(values: Tensor, column: str) -> Tensor:
+    if not bool(((values == 0) | (values == 1)).all()):
+        raise ValueError(f"the column {column!r} marks critical tokens with 1 and all others with 0; it holds others.")
+    return values.to(torch.int8)
 
 
 def lay_out(features: Features, column: str, where: Sequence[Span], shape: torch.Size) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+from transformers.utils import logging
 from trl import SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -36,6 +37,8 @@ from qsft.train.preflight import refuse_missing
 from qsft.train.psft import Block
 from qsft.train.record import read_record, refuse_other_record, write_record
 from qsft.train.teacher import RunTeacher, reads_teacher
+
+logger = logging.get_logger(__name__)
 
 Batch = dict[str, Any]
 TOKENS, KEPT = SUM_NAMES.index("tokens"), SUM_NAMES.index("kept")
@@ -79,12 +82,14 @@ class TargetSFTTrainer(SFTTrainer):
         self.target = target or make_target(args.target, **as_dict(args.target_kwargs))
         self.side_columns = columns.side_columns(self.target, args)
         self.teacher = None
-        if reads_teacher(self.target, args):
+        if reads_teacher(self.target, args) or (teacher is not None and self.target.may_read_teacher):
             refusals.refuse_self_reference(self.target, args)
             adapters = kwargs.get("peft_config") is not None or isinstance(model, PeftModel)
             self.teacher = RunTeacher.of(teacher, args, model, adapters)
             if self.teacher is None:
                 refusals.refuse_missing_teacher(self.target, args)
+        elif teacher is not None:
+            logger.warning(f"the target {self.target_name or self.target} reads no teacher: the one given is not used.")
         super().__init__(model, args, **kwargs)
         refusals.refuse_adapters(self.model)
         refusals.refuse_sharded_head_copy(self.model, self.is_fsdp_enabled)
@@ -162,7 +167,7 @@ class TargetSFTTrainer(SFTTrainer):
         self.live, self.cache = None, None
         self.base_collator = self.data_collator
         if self.teacher is not None and self.teacher.live:
-            self.live = self.teacher.run_live(self.model, self.args)
+            self.live = self.teacher.run_live(self.model, self.args, self._tokenizer)
         elif self.teacher is not None:
             evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
             self.cache = self.cache_with(self.teacher, self.train_dataset, *evaluation.values())

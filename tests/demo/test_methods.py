@@ -37,3 +37,9 @@ def test_a_wrong_word_is_explained(word, message):
 def test_naming_a_method_twice_is_refused():
     with pytest.raises(ValueError, match="twice"):
         parse_methods(["sft", "sft"])
+
+
+def test_methods_that_differ_in_their_learning_rate_only_have_directories_of_their_own():
+    assert [method.slug for method in parse_methods(["dft", "dft:lr=3e-3", "sft:lr=2e-3"])] == [
+        "dft", "dft-lr0.003", "sft-lr0.002",
+    ]  # fmt: skip

@@ -368,3 +368,24 @@ def test_side_inputs_on_ignored_rows_are_left_out():
     cft = fused_target_loss(hidden, weight, batch.labels, make_target("cft"), side=side, bias=bias)
     sft = fused_target_loss(hidden, weight, batch.labels, make_target("sft"), bias=bias)
     torch.testing.assert_close(cft.loss, sft.loss)
+
+
+@pytest.mark.parametrize("name", ["sft_kl", "asft"])
+def test_the_anchor_of_a_truncated_reference_does_not_pull_the_reference_itself(name):
+    """With R = π_ref and θ = ref only the label's gradient is left, though the cache holds a few tokens only."""
+    batch = make_batch(ignored=(), empty=())
+    hidden, weight, _ = head_inputs(batch)
+    logps, ids = (hidden @ weight.t()).detach().log_softmax(-1).topk(4)
+    anchored = fused_target_loss(hidden, weight, batch.labels, make_target(name), TopK(ids, logps))
+    free = fused_target_loss(hidden, weight, batch.labels, make_target({"sft_kl": "sft", "asft": "dft"}[name]))
+    got, want = (torch.autograd.grad(out.loss, hidden)[0] for out in (anchored, free))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+
+
+def test_a_ratio_beyond_float_is_clipped_and_not_nan():
+    batch = make_batch(ignored=())
+    hidden, weight, _ = head_inputs(batch, torch.float32)
+    side = SideInputs(old_logp=torch.full((9,), -200.0))
+    out = fused_target_loss(hidden, weight, batch.labels, make_target("psft"), side=side)
+    assert out.loss.item() == 0.0
+    assert torch.autograd.grad(out.loss, hidden)[0].abs().max() == 0.0

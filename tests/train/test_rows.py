@@ -152,6 +152,12 @@ def test_a_mask_that_is_not_aligned_is_refused(trainer, data):
         trainer(rows, target="cft")
 
 
+def test_a_mask_of_fractions_is_refused(trainer, data):
+    rows = data.tokens(4).map(lambda row: {"critical": [0.5] * len(row["input_ids"])})
+    with pytest.raises(ValueError, match="'critical' marks critical tokens with 1"):
+        trainer(rows, target="cft").train()
+
+
 # ---- psft ----
 
 

@@ -1,9 +1,16 @@
 """Whole runs: accumulation, packing, cached against live, evaluation, what is logged, what is saved."""
 
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from qsft import Target
+from qsft.targets.dist import Sparse
+from qsft.targets.trust import Constant
 from qsft.teacher.build import build_cache
 from qsft.train.documents import Documents
 
@@ -346,3 +353,56 @@ def test_build_cache_and_the_trainer_agree_on_documents(taught, data, teacher, t
         Documents(made.train_dataset), teacher, tmp_path / "other", tokenizer=tiny_tokenizer, k=16, progress=False
     )
     assert len(built) == len(made.cache)
+
+
+@pytest.mark.parametrize("target", ["sft", "psft"])
+def test_bf16_computes_in_bfloat16(trainer, data, target):
+    """Also after psft has scored its old policy: scoring must not put a second head outside autocast."""
+    made = trainer(data.tokens(), target=target, bf16=True, max_steps=3)
+    seen = set()
+    layer = made.model.model.layers[0].mlp.down_proj
+    layer.register_forward_hook(lambda module, inputs, output: seen.add((module.training, output.dtype)))
+    made.train()
+    assert {dtype for training, dtype in seen if training} == {torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A user's residual: a distribution of its own, held as a tensor, and a function."""
+
+    logits: torch.Tensor
+    temper: Any = abs
+    power: Any = None
+
+    def __call__(self, view):
+        return self.logits.softmax(-1).expand_as(view.logits)
+
+
+def test_a_target_that_holds_tensors_is_saved_and_recognised(trainer, data, tmp_path):
+    size = 320
+
+    def run(logits, **settings):
+        target = Target(Constant(0.9), Prior(logits, power=np.float32(0.5)))
+        return trainer(data.tokens(), target_object=target, save_strategy="steps", save_steps=2, **settings)
+
+    run(torch.zeros(size)).train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-2")
+    run(torch.zeros(size)).train(resume_from_checkpoint=checkpoint)
+    with pytest.raises(ValueError, match="another target"):
+        run(torch.ones(size)).train(resume_from_checkpoint=checkpoint)
+
+
+def test_a_teacher_reaches_a_target_made_of_plain_functions(trainer, data, teacher):
+    target = Target(lambda view: view.label_logp.exp(), lambda view: Sparse(view.teacher.ids, view.teacher.logps.exp()))
+    made = trainer(data.tokens(), target_object=target, teacher=teacher, teacher_live=True, teacher_top_k=8)
+    made.train()
+    assert made.state.log_history[0]["support_mass"] > 0
+
+
+def test_a_teacher_that_nobody_reads_is_named(trainer, data, teacher, caplog):
+    from transformers.utils import logging
+
+    logging.enable_propagation()
+    trainer(data.tokens(), target="dft", teacher=teacher)
+    logging.disable_propagation()
+    assert "dft reads no teacher" in caplog.text

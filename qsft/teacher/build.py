@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from qsft.losses.head import base_causal_lm
 from qsft.teacher.capture import input_device, top_rows
 from qsft.teacher.encoding import row_bytes
 from qsft.teacher.format import TeacherCache
@@ -37,7 +36,7 @@ from qsft.teacher.plan import Plan, pad_documents, plan_capture
 from qsft.teacher.progress import CaptureProgress
 from qsft.teacher.publish import NoSpace, make_directory, probe, publish
 from qsft.teacher.shard import Shard, published
-from qsft.teacher.source import TeacherSource, dtype_name
+from qsft.teacher.source import TeacherSource, dtype_name, head_rows
 from qsft.teacher.writer import Computed, ShardWriter
 
 if TYPE_CHECKING:
@@ -115,8 +114,7 @@ def _claim(
     path: Path, source: TeacherSource, model: nn.Module, vocabulary: Vocabulary, settings: dict[str, Any]
 ) -> Identity:
     """The identity under which this capture writes: its own in a new directory, else the one that is there."""
-    causal_lm: Any = base_causal_lm(model)
-    vocab_size = causal_lm.get_output_embeddings().weight.shape[0]
+    vocab_size = head_rows(model)
     given = {"vocab_size": vocab_size, "dtype": dtype_name(next(model.parameters()).dtype)}
     settings = settings | given | {"k": min(settings["k"], vocab_size)}
     own = Identity(teacher=source.describe(), tokenizer=vocabulary.about, **settings)

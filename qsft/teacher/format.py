@@ -15,7 +15,7 @@ import torch
 
 from qsft.targets.view import TopK
 from qsft.teacher.encoding import Rows
-from qsft.teacher.identity import Vocabulary, refuse_other_tokenizer
+from qsft.teacher.identity import Vocabulary, refuse_other_tokenizer, refuse_small_head
 from qsft.teacher.manifest import check_listed, read_manifest
 from qsft.teacher.shard import Shard, damaged, published
 
@@ -134,18 +134,16 @@ class TeacherCache:
     def check_student(self, tokenizer: "PreTrainedTokenizerBase | None" = None, vocab_size: int | None = None) -> None:
         """ValueError unless a student speaks the cache's tokens; heads may differ in padding rows.
 
-        `vocab_size` is the number of rows of the student's head.
+        `vocab_size` is the number of rows of the student's head. Ids without a row in one of the heads say nothing.
         """
+        identity = self.manifest.identity
+        words = min(identity.tokenizer["tokens"], self.vocab_size)
         if tokenizer is not None:
-            refuse_other_tokenizer(
-                self.path, self.manifest.identity, Vocabulary.of(tokenizer), "the student's tokenizer"
-            )
-        tokens = self.manifest.identity.tokenizer["tokens"]
-        if vocab_size is not None and vocab_size < tokens:
-            raise ValueError(
-                f"the student's head has {vocab_size} rows, but the tokenizer of the teacher cache {self.path} "
-                f"has {tokens} tokens. Use a student that shares the teacher's tokenizer."
-            )
+            vocabulary = Vocabulary.of(tokenizer)
+            refuse_other_tokenizer(self.path, identity, vocabulary, "the student's tokenizer")
+            words = min(words, vocabulary.words)
+        if vocab_size is not None:
+            refuse_small_head(vocab_size, words, f"the student for the teacher cache {self.path}")
 
     def verify(self) -> "Verification":
         """What is wrong with the cache, file by file: every checksum and bound is checked."""

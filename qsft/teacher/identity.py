@@ -111,10 +111,14 @@ def refuse_other_teacher(cached: dict[str, Any], given: dict[str, Any], path: Pa
 
 
 class Vocabulary(NamedTuple):
-    """A tokenizer's tokens by id as JSON (null where an id has none), and what the manifest says about it."""
+    """A tokenizer's tokens by id as JSON (null where an id has none), and what the manifest says about it.
+
+    words   how many tokens it has without the added ones: those may have no row in a head (Gemma 3's image token)
+    """
 
     content: bytes
     about: dict[str, Any]
+    words: int
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
@@ -124,7 +128,8 @@ class Vocabulary(NamedTuple):
         content = json.dumps(tokens, ensure_ascii=False, indent=0).encode(errors="surrogatepass")
         template = getattr(tokenizer, "chat_template", None)
         template_digest = digest(json.dumps(template).encode()) if template else None
-        return cls(content, {"digest": digest(content), "tokens": len(tokens), "chat_template": template_digest})
+        about = {"digest": digest(content), "tokens": len(tokens), "chat_template": template_digest}
+        return cls(content, about, tokenizer.vocab_size)
 
 
 def refuse_other_tokenizer(directory: Path, identity: Identity, given: Vocabulary, whose: str) -> None:
@@ -137,6 +142,15 @@ def refuse_other_tokenizer(directory: Path, identity: Identity, given: Vocabular
         f"{whose} is not the one the teacher cache {directory} was made with: {difference} here. Teacher rows speak in "
         "token ids: use a student that shares the teacher's tokenizer, or build another cache in a new directory."
     )
+
+
+def refuse_small_head(rows: int, words: int, whose: str) -> None:
+    """ValueError when a model's head has no row for some of the tokenizer's words."""
+    if rows < words:
+        raise ValueError(
+            f"the head of {whose} has {rows} rows, but the tokenizer has {words} tokens: they do not belong together. "
+            "Teacher and student must share the tokenizer of the data; choose another model or tokenizer."
+        )
 
 
 def first_difference(known: bytes, given: bytes) -> str:

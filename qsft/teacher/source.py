@@ -13,10 +13,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.utils import cached_file
 
-from qsft.teacher.identity import Vocabulary, describe_files, first_difference
+from qsft.losses.head import base_causal_lm
+from qsft.teacher.identity import Vocabulary, describe_files, first_difference, refuse_small_head
 from qsft.teacher.publish import digest
 
 SAMPLED_VALUES = 64
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
+    *("spiece.model", "spm.model", "sentencepiece.bpe.model"),
+)
 
 
 class TeacherSource:
@@ -35,8 +40,11 @@ class TeacherSource:
         config = getattr(teacher, "config", None)
         self.name = str(getattr(config, "_name_or_path", "") or type(teacher).__name__) if self._model else str(teacher)
         self._given = self._model is not None
-        self._dtype, self._revision, self._device = _dtype(dtype), revision, device
-        self._model_kwargs = model_kwargs or {}
+        # What from_pretrained takes beside the rest is told to it once, and the cache's identity must see it.
+        self._model_kwargs = dict(model_kwargs or {})
+        named = {name: self._model_kwargs.pop(name, None) for name in ("dtype", "torch_dtype", "revision")}
+        self._dtype = _dtype(named["dtype"] or named["torch_dtype"] or dtype)
+        self._revision, self._device = named["revision"] or revision, device
 
     @property
     def asked_dtype(self) -> dict[str, str]:
@@ -54,31 +62,45 @@ class TeacherSource:
         return about
 
     def load(self) -> nn.Module:
-        """The teacher, on its device, in its own dtype unless another was asked for; a given model as it is."""
+        """The teacher in its own dtype unless another was asked for, on its device; a given model stays where it is
+        unless a device was asked for.
+        """
         if self._model is None:
             with whole_in_every_process():
                 self._model = AutoModelForCausalLM.from_pretrained(
                     self.name, revision=self._revision, dtype=self._dtype or "auto", **self._model_kwargs
                 )
-            if "device_map" not in self._model_kwargs:
-                self._model.to(self._device or default_device())
+            self._device = self._device or default_device()
+        placed = "device_map" in self._model_kwargs or getattr(self._model, "hf_device_map", None)
+        if self._device is not None and not placed:
+            self._model.to(self._device)
         return self._model
 
     def refuse_other_tokenizer(self, vocabulary: Vocabulary) -> None:
-        """ValueError when the teacher comes with a tokenizer that is not the one of the data."""
+        """ValueError when the teacher comes with a tokenizer that is not the one of the data.
+
+        Of a model in memory the tokenizer is not known; its head must have rows for the tokens.
+        """
         if self._given:
-            return
-        try:
-            own = AutoTokenizer.from_pretrained(self.name, revision=self._revision)
-        except (OSError, ValueError, KeyError):
-            return  # a directory of weights alone has nothing to compare
-        content = Vocabulary.of(own).content
+            return refuse_small_head(head_rows(self._model), vocabulary.words, f"the teacher {self.name}")
+        own = self._tokenizer()
+        content = vocabulary.content if own is None else Vocabulary.of(own).content
         if content != vocabulary.content:
             raise ValueError(
                 f"the tokenizer of the data is not the one of the teacher {self.name}: "
                 f"{first_difference(content, vocabulary.content)} here. Teacher rows speak in token ids: tokenise the "
                 "data with the teacher's tokenizer, or choose a teacher that shares the student's."
             )
+
+    def _tokenizer(self) -> Any:
+        """The teacher's own tokenizer; None for a directory of weights alone, for which transformers may invent one."""
+        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        try:
+            if any(cached_file(self.name, file, revision=self._revision, **quiet) for file in TOKENIZER_FILES):
+                return AutoTokenizer.from_pretrained(self.name, revision=self._revision)
+        except (OSError, ValueError, KeyError):
+            pass  # remote code, or a format of another library: nothing that could be compared
+        return None
 
     def _commit(self) -> str | None:
         return getattr(AutoConfig.from_pretrained(self.name, revision=self._revision), "_commit_hash", None)
@@ -119,6 +141,12 @@ def weights_digest(model: nn.Module) -> str:
     return digest(b"".join(parts))
 
 
+def head_rows(model: Any) -> int:
+    """Rows of a model's output head."""
+    causal_lm: Any = base_causal_lm(model)
+    return len(causal_lm.get_output_embeddings().weight)
+
+
 def default_device() -> torch.device:
     """This process's accelerator, or the CPU."""
     if torch.cuda.is_available():
@@ -134,6 +162,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
+    if dtype == "auto":
+        return None
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype):
         raise ValueError(f"dtype {dtype!r} is not one of torch's; say 'bfloat16', 'float16' or 'float32'.")

@@ -15,6 +15,7 @@ from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.teacher.build import build_cache
 from qsft.teacher.format import TeacherCache
+from qsft.teacher.identity import Vocabulary, refuse_small_head
 from qsft.teacher.live import LiveTeacher
 from qsft.teacher.manifest import FILE as MANIFEST
 from qsft.teacher.source import TeacherSource, weights_digest
@@ -69,20 +70,18 @@ class RunTeacher:
         """Whether the teacher runs in every step."""
         return self.path is None
 
-    def run_live(self, student: nn.Module, args: TargetSFTConfig) -> LiveTeacher:
-        """The live teacher; "base" is the student with its adapters off."""
+    def run_live(self, student: nn.Module, args: TargetSFTConfig, tokenizer: Any) -> LiveTeacher:
+        """The live teacher, which must speak the tokens of `tokenizer`; "base" is the student with its adapters off."""
         model = student if self.model == BASE else self.model
         if model is student and is_sharded(args):
             raise ValueError(
                 "teacher='base' cannot run live here: FSDP and ZeRO-3 gather the student's weights only inside its own "
                 "forward. Set teacher_cache=DIRECTORY: the base model is then captured once, before training."
             )
-        if isinstance(model, str):
-            model = TeacherSource(
-                model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs)
-            ).load()
         if model is not student:
-            model = model.requires_grad_(False).to(args.device)
+            source = TeacherSource(model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs))
+            source.refuse_other_tokenizer(Vocabulary.of(tokenizer))
+            model = source.load().requires_grad_(False)
         return LiveTeacher(model, args.teacher_top_k)
 
     def fill(self, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: Any) -> TeacherCache:
@@ -93,6 +92,9 @@ class RunTeacher:
                 "packing_strategy='wrapped' cuts documents where rows end, so the row is the document and this cache "
                 "holds for one seed and one max_length only. packing_strategy='bfd' makes caches that last."
             )
+        # The head is checked here too: a student that does not fit must not cost a capture.
+        rows = student.config.get_text_config().vocab_size
+        refuse_small_head(rows, tokenizer.vocab_size, "the student")
         teacher = base_weights(student, args) if self.model == BASE else self.model
         return build_cache(
             documents,

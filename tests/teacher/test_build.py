@@ -329,3 +329,23 @@ def test_the_manifest_tells_what_was_measured(build, documents):
     assert 0 < measured["encoding_max_error"] < 4e-3
     assert 0 <= measured["encoding_kl"] < 1e-5
     assert measured["bytes"] == sum(path.stat().st_size for path in published(cache.path))
+
+
+def test_dtype_and_revision_among_the_model_kwargs_win(build, documents, saved_teacher):
+    kwargs = {"torch_dtype": "bfloat16", "revision": "main"}
+    cache = build(documents(3), teacher=saved_teacher, dtype="float32", model_kwargs=kwargs)
+    assert cache.manifest.identity.dtype == "bfloat16"
+    assert cache.manifest.identity.teacher["revision"] == "main"
+    with pytest.raises(ValueError, match="dtype is 'bfloat16', not 'float16'"):
+        build(documents(3), teacher=saved_teacher, model_kwargs={"dtype": "float16"})
+    build(documents(3), "automatic", teacher=saved_teacher, model_kwargs={"dtype": "auto"})
+
+
+def test_weights_without_a_tokenizer_are_a_teacher(build, documents, tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "weights")
+    assert len(build(documents(3), teacher=tmp_path / "weights"))
+
+
+def test_a_head_with_fewer_rows_than_the_tokenizer_has_words_is_refused(build, documents, tiny_model, tmp_path):
+    with pytest.raises(ValueError, match=r"head of the teacher Qwen2ForCausalLM has 200 rows.*320 tokens"):
+        build(documents(3, vocab_size=200), teacher=tiny_model(vocab_size=200))

@@ -1,3 +1,4 @@
+import copy
 import json
 import pickle
 
@@ -140,6 +141,16 @@ def test_a_student_with_another_tokenizer_is_refused_by_its_first_differing_toke
     longer.add_tokens(["<new>"])
     with pytest.raises(ValueError, match="id 320 is no token there and '<new>' here"):
         cache.check_student(longer)
+
+
+def test_added_tokens_need_no_row_in_the_students_head(build, documents, tiny_tokenizer):
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_tokens(["<image>"])
+    cache = build(documents(3), tokenizer=tokenizer)
+    cache.check_student(tokenizer, vocab_size=320)
+    cache.check_student(vocab_size=320)
+    with pytest.raises(ValueError, match="319 rows, but the tokenizer has 320"):
+        cache.check_student(tokenizer, vocab_size=319)
 
 
 def test_heads_may_differ_in_padding_rows_only(build, documents, tiny_model):

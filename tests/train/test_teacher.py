@@ -1,0 +1,88 @@
+"""The teacher of a run: who is refused, before it costs anything, and what "base" means."""
+
+import copy
+
+import pytest
+
+from qsft.train.trainer import TargetSFTTrainer
+
+
+@pytest.fixture
+def saved(tiny_model, tmp_path):
+    """Factory: the path of a saved tiny model, with a tokenizer or alone."""
+
+    def make(tokenizer=None, name="teacher", **overrides):
+        tiny_model(**{"seed": 5, **overrides}).save_pretrained(tmp_path / name)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(tmp_path / name)
+        return str(tmp_path / name)
+
+    return make
+
+
+@pytest.fixture
+def renamed(tiny_tokenizer, tmp_path):
+    """A tokenizer with another token at id 300."""
+    tiny_tokenizer.save_pretrained(tmp_path / "renamed")
+    file, word = tmp_path / "renamed" / "tokenizer.json", tiny_tokenizer.convert_ids_to_tokens(300)
+    file.write_text(file.read_text().replace(f'"{word}": 300', '"other": 300'))
+    return type(tiny_tokenizer).from_pretrained(tmp_path / "renamed")
+
+
+@pytest.fixture
+def longer(tiny_tokenizer):
+    """A tokenizer with one added token that no head of 320 rows has a row for, as Gemma 3's."""
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_tokens(["<image>"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "cached"])
+def test_a_teacher_with_other_tokens_at_the_same_ids_is_refused(trainer, data, saved, renamed, live):
+    with pytest.raises(ValueError, match=r"not the one of the teacher.*id 300 is 'other' there and 'w\d+' here"):
+        trainer(data.completion(), target="target", teacher=saved(renamed), teacher_live=live)
+
+
+@pytest.mark.parametrize("cache", [None, "cache"], ids=["live", "cached"])
+def test_a_model_whose_head_is_too_small_is_refused(trainer, data, tiny_model, tmp_path, cache):
+    settings = {"target": "target", "teacher_cache": cache and str(tmp_path / cache)}
+    with pytest.raises(ValueError, match=r"head of the teacher Qwen2.* has 319 rows, but the tokenizer has 320"):
+        trainer(data.completion(), teacher=tiny_model(vocab_size=319), **settings)
+    trainer(data.completion(), teacher=tiny_model(vocab_size=384), **settings)
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "cached"])
+def test_dtype_of_the_init_kwargs_reaches_the_teacher(trainer, data, saved, tiny_tokenizer, live):
+    settings = {"target": "target", "teacher": saved(tiny_tokenizer), "teacher_live": live}
+    made = trainer(data.completion(), teacher_model_init_kwargs={"dtype": "bfloat16", "revision": "main"}, **settings)
+    if live:
+        assert str(made.live.model.dtype) == "torch.bfloat16"
+    else:
+        assert made.cache.manifest.identity.dtype == "bfloat16"
+        assert made.cache.manifest.identity.teacher["revision"] == "main"
+
+
+def test_dtype_of_the_init_kwargs_reaches_a_base_that_is_copied(config, data, saved, tiny_tokenizer):
+    settings = {"target": "sft_kl", "teacher_live": True, "model_init_kwargs": {"dtype": "bfloat16"}}
+    rows, name = data.completion(), saved(tiny_tokenizer)
+    made = TargetSFTTrainer(name, config(**settings), teacher="base", train_dataset=rows)
+    assert str(made.live.model.dtype) == "torch.bfloat16"
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "cached"])
+def test_a_directory_of_weights_alone_has_no_tokenizer_to_compare(trainer, data, saved, live):
+    trainer(data.completion(), target="target", teacher=saved(), teacher_live=live).train()
+
+
+@pytest.mark.parametrize("target", ["target", "label_smoothing"])
+def test_added_tokens_need_no_row_in_the_head(config, data, tiny_model, longer, saved, target):
+    args = config(target=target, teacher_model_name_or_path=saved(longer))
+    made = TargetSFTTrainer(tiny_model(), args, train_dataset=data.completion(), processing_class=longer)
+    made.train()
+
+
+def test_a_student_that_does_not_fit_costs_no_capture(trainer, data, tiny_model, tmp_path):
+    settings = {"teacher": tiny_model(vocab_size=384), "teacher_cache": str(tmp_path / "cache")}
+    with pytest.raises(ValueError, match="head of the student has 319 rows"):
+        trainer(data.completion(), target="target", model=tiny_model(vocab_size=319), **settings)
+    assert not (tmp_path / "cache").exists()

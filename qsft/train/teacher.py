@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from torch import nn
+from torch import distributed, nn
 from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.utils import logging
 
@@ -78,6 +78,8 @@ class RunTeacher:
                 "teacher='base' cannot run live here: FSDP and ZeRO-3 gather the student's weights only inside its own "
                 "forward. Set teacher_cache=DIRECTORY: the base model is then captured once, before training."
             )
+        if isinstance(model, nn.Module) and model is not student:
+            refuse_partial_copies(model)
         if model is not student:
             source = TeacherSource(model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs))
             source.refuse_other_tokenizer(Vocabulary.of(tokenizer))
@@ -95,6 +97,8 @@ class RunTeacher:
         # The head is checked here too: a student that does not fit must not cost a capture.
         rows = student.config.get_text_config().vocab_size
         refuse_small_head(rows, tokenizer.vocab_size, "the student")
+        if isinstance(self.model, nn.Module):
+            refuse_partial_copies(self.model)
         teacher = base_weights(student, args) if self.model == BASE else self.model
         return build_cache(
             documents,
@@ -128,6 +132,25 @@ def is_sharded(args: TargetSFTConfig) -> bool:
     """Whether no process holds the student's weights whole: FSDP (also from accelerate's config) or ZeRO-3."""
     fsdp = bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     return fsdp or hf_deepspeed.is_deepspeed_zero3_enabled()
+
+
+def refuse_partial_copies(model: nn.Module) -> None:
+    """ValueError when a teacher in memory is not whole, and the same, in every process.
+
+    FSDP's RAM-efficient loading leaves zeros in all but the first process of a machine, ZeRO-3 a part in each. Both
+    are made good when the model is wrapped, and a teacher never is. What qsft loads itself is whole.
+    """
+    digests: list[str | None] = [weights_digest(model)]
+    if distributed.is_available() and distributed.is_initialized():
+        digests = [None] * distributed.get_world_size()
+        distributed.all_gather_object(digests, weights_digest(model))
+    if len(set(digests)) > 1 or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise ValueError(
+            f"the teacher {type(model).__name__} in memory is not the same model in every process: from_pretrained "
+            "under FSDP (fsdp_cpu_ram_efficient_loading) or ZeRO-3 gives most of them zeros or a part of the weights. "
+            "Pass the teacher's name or path instead, which qsft loads whole, or build a cache first with "
+            "`qsft cache build`; for teacher='base' pass the student by its name or path."
+        )
 
 
 def base_weights(student: Any, args: TargetSFTConfig) -> Any:

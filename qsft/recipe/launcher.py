@@ -10,12 +10,16 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import psutil
+
+# The processes that a signal is meant for, given the child.
+Receivers = Callable[[psutil.Process], list[psutil.Process]]
 
 
 def relaunch(config: str, words: list[str]) -> int:
@@ -30,31 +34,51 @@ def relaunch(config: str, words: list[str]) -> int:
     print(shlex.join(command), flush=True)
     # A cluster may signal every process it finds: then the launcher's patience counts after all.
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
-    launcher = subprocess.Popen(command, env={**patience, **os.environ, "QSFT_COMMAND": started}, process_group=0)
-    with _signals_passed_on(launcher.pid):
-        code = launcher.wait()
-    return code if code >= 0 else 128 - code  # killed by a signal, in the shell's way
+    env = {**patience, **os.environ, "QSFT_COMMAND": started}
+    return run_child(command, lambda launcher: launcher.children(), env).code
+
+
+class Ended(NamedTuple):
+    """How a child process ended."""
+
+    code: int  # 128 + n where signal n killed it, in the shell's way
+    signalled: bool  # a signal came and was passed on
+
+
+def run_child(command: list[str], receivers: Receivers, env: dict[str, str] | None = None) -> Ended:
+    """Run a command in a process group of its own and wait for its end, however many signals come meanwhile."""
+    child = subprocess.Popen(command, env=env, process_group=0)
+    with _signals_passed_on(child.pid, receivers) as came:
+        code = child.wait()
+    return Ended(code if code >= 0 else 128 - code, bool(came))
 
 
 @contextmanager
-def _signals_passed_on(launcher: int) -> Iterator[None]:
-    """Ctrl-C and SIGTERM go to the launcher's children, the training processes; a lost terminal ends the launcher."""
+def _signals_passed_on(child: int, receivers: Receivers) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM go to the receivers among the child and its own; a lost terminal ends the child.
 
-    def to_children(number: int, _: FrameType | None) -> None:
+    Yields the list of the signals that came.
+    """
+    came: list[int] = []
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        came.append(number)
         print("\nqsft: stopping after this step; a second Ctrl-C stops at once.", file=sys.stderr, flush=True)
         with suppress(psutil.NoSuchProcess):  # it may be ending just now
-            for process in psutil.Process(launcher).children():
+            for process in receivers(psutil.Process(child)):
                 process.send_signal(number)
 
-    def to_launcher(number: int, _: FrameType | None) -> None:
-        os.kill(launcher, number)
+    def hang_up(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
 
-    handlers = {signal.SIGINT: to_children, signal.SIGTERM: to_children}
+    handlers = {signal.SIGINT: pass_on, signal.SIGTERM: pass_on}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        handlers[signal.SIGHUP] = to_launcher
+        handlers[signal.SIGHUP] = hang_up
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -8,16 +8,18 @@ import inspect
 import itertools
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qsft.recipe.launcher import run_child
 from qsft.recipe.values import loose
 from qsft.targets.checks import did_you_mean
 from qsft.targets.zoo import TARGETS, make_target
+
+TRAINED = "trainer_state.json"  # what a training writes last, after the model; one that a signal stopped has none
 
 
 @dataclass(frozen=True)
@@ -125,14 +127,24 @@ class Sweep:
         return page
 
     def _start(self, run: Run, step: str, command: list[str]) -> None:
-        if subprocess.run(command, check=False).returncode != 0:
+        """Run one step and write down that it is finished; a training that a signal stopped leaves with 0 too."""
+        trained = self.directory / run.name / TRAINED
+        if step == "train":
+            trained.unlink(missing_ok=True)  # of a run that was here before
+        code, signalled = run_child(command, lambda child: [child])
+        if code == 0 and trained.is_file():
+            self._record(run, step)
+        elif not signalled:
             raise ValueError(
-                f"the sweep stopped: {step} of {run.name} failed (its message stands above). What is finished is kept; "
-                "the same command continues."
+                f"the sweep stopped: {step} of {run.name} {'failed' if code else 'was stopped'} (its message stands "
+                "above). What is finished is kept; the same command continues."
             )
+        if signalled:
+            raise KeyboardInterrupt  # the command says that it can be repeated
+
+    def _record(self, run: Run, step: str) -> None:
         state = self.state()
         state.setdefault(run.name, []).append(step)
         temporary = self.directory / "sweep.json.tmp"
-        self.directory.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(state, indent=1), encoding="utf-8")
         temporary.replace(self.directory / "sweep.json")

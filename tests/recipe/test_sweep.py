@@ -1,6 +1,10 @@
 """qsft sweep: the grid, the plan, real runs in processes of their own, and continuing."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -30,19 +34,23 @@ def test_a_wrong_grid_is_refused_before_anything_runs(grid, words):
         expand_grid(grid)
 
 
+def local_words(tiny_files):
+    """The overrides that make the recipe a run of seconds on a CPU."""
+    return (
+        f"--model_name_or_path {tiny_files}/student --teacher_model_name_or_path {tiny_files}/teacher "
+        f"--data_dir {tiny_files}/numina.jsonl --max_length 64 --global_batch_size 32 --dtype float32 --use_cpu true "
+        "--bf16 false --disable_tqdm true --report_to none"
+    ).split()
+
+
 def test_two_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
     tmp_path, tiny_files, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "sums.jsonl").write_text('{"problem": "w1 + w2 = ?", "answer": "3"}\n')
-    local = (
-        f"--model_name_or_path {tiny_files}/student --teacher_model_name_or_path {tiny_files}/teacher "
-        f"--data_dir {tiny_files}/numina.jsonl --max_length 64 --global_batch_size 32 --dtype float32 --use_cpu true "
-        "--bf16 false --disable_tqdm true --report_to none"
-    )
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft,target", "--directory", "sweep"]
-    words += ["--eval", "--tasks sums.jsonl --samples 2 --max_new_tokens 4", *local.split()]
+    words += ["--eval", "--tasks sums.jsonl --samples 2 --max_new_tokens 4", *local_words(tiny_files)]
     assert main(words) == 0
     state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert state == {"sft": ["train", "eval"], "target": ["train", "eval"]}
@@ -62,3 +70,27 @@ def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, tiny_
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--directory", "sweep"]
     assert main([*words, "--model_name_or_path", str(tmp_path / "nosuch"), "--use_cpu", "true", "--bf16", "false"]) == 2
     assert "the sweep stopped: train of sft failed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_waits_for_the_checkpoint_and_the_run_is_not_called_trained(number, tmp_path, tiny_files):
+    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--directory", "sweep", *local_words(tiny_files)]
+    words += ["--num_train_epochs", "500", "--save_strategy", "no"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qsft", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,  # as a terminal does: a signal reaches the whole group
+    )
+    next(line for line in process.stdout if "'loss'" in line)
+    os.killpg(process.pid, number)
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, said + errors[-3000:]
+    assert "Stopped after step" in said
+    assert "the same command goes on" in errors
+    assert "Traceback" not in errors
+    assert list((tmp_path / "sweep" / "sft").glob("checkpoint-*/trainer_state.json"))
+    assert not (tmp_path / "sweep" / "sweep.json").exists()

@@ -36,11 +36,13 @@ class LiveTeacher:
         training = self.model.training
         self.model.eval()  # dropout would make the teacher noisy, and the student shares its modules
         try:
-            with self._adapter_off():
+            with adapter_off(self.model):
                 return teacher_rows(self.model, input_ids, labels, attention_mask, position_ids, self.k)
         finally:
             self.model.train(training)
 
-    def _adapter_off(self) -> AbstractContextManager[Any]:
-        disable = getattr(self.model, "disable_adapter", None)
-        return disable() if disable is not None else nullcontext()
+
+def adapter_off(model: nn.Module) -> AbstractContextManager[Any]:
+    """Inside, a PEFT model is its base; any other model is what it was."""
+    disable: Any = getattr(model, "disable_adapter", None)
+    return disable() if disable is not None else nullcontext()

@@ -131,14 +131,25 @@ def whole_in_every_process() -> Iterator[None]:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Digest of 64 values of every parameter, evenly spread, as float32."""
+    """Digest of 64 values of every parameter that takes part, evenly spread, as float32."""
     parts = []
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted(acting_parameters(model)):
         flat = parameter.detach().reshape(-1)
         places = np.linspace(0, max(flat.numel() - 1, 0), min(SAMPLED_VALUES, flat.numel())).astype(np.int64)
         values = flat[torch.from_numpy(places).to(flat.device)].float().cpu().numpy().astype("<f4")
         parts.append(f"{name}{tuple(parameter.shape)}".encode() + values.tobytes())
     return digest(b"".join(parts))
+
+
+def acting_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters by name; of a PEFT model whose adapters are off those of its base, under the names they had."""
+    off = [module for module in model.modules() if getattr(module, "disable_adapters", False) is True]
+    adapters = {name.split(".")[0] for module in off for name in module.adapter_layer_names}  # type: ignore[union-attr]
+    for name, parameter in (base_causal_lm(model) if off else model).named_parameters():
+        path = name.split(".")
+        if not adapters.intersection(path):
+            wrappers = ("base_layer", "original_module") if off else ()
+            yield ".".join(part for part in path if part not in wrappers), parameter
 
 
 def head_rows(model: Any) -> int:

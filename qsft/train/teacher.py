@@ -1,12 +1,12 @@
 """The teacher of this run: a cache, a model written to a cache before the first step, or a model that runs live."""
 
 import os
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
 from torch import distributed, nn
 from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.utils import logging
@@ -16,7 +16,7 @@ from qsft.targets.target import Target
 from qsft.teacher.build import build_cache
 from qsft.teacher.format import TeacherCache
 from qsft.teacher.identity import Vocabulary, refuse_small_head
-from qsft.teacher.live import LiveTeacher
+from qsft.teacher.live import LiveTeacher, adapter_off
 from qsft.teacher.manifest import FILE as MANIFEST
 from qsft.teacher.source import TeacherSource, weights_digest
 from qsft.train.config import BASE, TargetSFTConfig, as_dict
@@ -99,17 +99,21 @@ class RunTeacher:
         refuse_small_head(rows, tokenizer.vocab_size, "the student")
         if isinstance(self.model, nn.Module):
             refuse_partial_copies(self.model)
-        teacher = base_weights(student, args) if self.model == BASE else self.model
-        return build_cache(
-            documents,
-            teacher,
-            self.path,
-            tokenizer=tokenizer,
-            device=args.device,
-            model_kwargs=as_dict(args.teacher_model_init_kwargs),
-            progress=not args.disable_tqdm,
-            **cache_settings(self.path, args),
-        )
+        base = self.model == BASE
+        with adapter_off(student) if base else nullcontext():
+            cache = build_cache(
+                documents,
+                base_weights(student, args) if base else self.model,
+                self.path,
+                tokenizer=tokenizer,
+                device=args.device,
+                model_kwargs=base_kwargs(student, args) if base else as_dict(args.teacher_model_init_kwargs),
+                progress=not args.disable_tqdm,
+                **cache_settings(self.path, args),
+            )
+            if base and args.process_index == 0:
+                warn_if_changed(student, cache)
+        return cache
 
     def identity(self, cache: TeacherCache | None) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued."""
@@ -154,16 +158,36 @@ def refuse_partial_copies(model: nn.Module) -> None:
 
 
 def base_weights(student: Any, args: TargetSFTConfig) -> Any:
-    """The student before training: itself, or where it is wrapped or sharded the name to load it from again."""
-    if not is_sharded(args) and not isinstance(student, PeftModel):
-        return student.to(args.device)
+    """The student before training: itself (with its adapters off), or where it is sharded the name to load it from."""
+    if not is_sharded(args):
+        return student
     name = student.config._name_or_path
     if not name:
         raise ValueError(
-            "teacher='base' must load the student's first weights again (they are sharded or carry an adapter), but "
-            "the model came from no directory or hub id. Save it first and pass its path as the model."
+            "teacher='base' must load the student's first weights again (they are sharded), but the model came from no "
+            "directory or hub id. Save it first and pass its path as the model."
         )
     return name
+
+
+def base_kwargs(student: Any, args: TargetSFTConfig) -> dict[str, Any]:
+    """How the student was loaded, for loading it again: its keyword arguments, and the commit it came from."""
+    return {"revision": getattr(student.config, "_commit_hash", None), **as_dict(args.model_init_kwargs)}
+
+
+def warn_if_changed(student: nn.Module, cache: TeacherCache) -> None:
+    """Say so when the base that was loaded again is not the student: resized, merged or edited in memory.
+
+    Weights of which this process has only a part (ZeRO-3, FSDP2) cannot be compared.
+    """
+    if any(hasattr(parameter, part) for parameter in student.parameters() for part in ("ds_id", "full_tensor")):
+        return
+    if weights_digest(student) != cache.manifest.identity.teacher["weights"]:
+        logger.warning(
+            f"teacher='base' was read from {cache.manifest.identity.teacher['name']}, but the student has other "
+            "weights: it was changed after loading, or loaded in another dtype. If its base is meant as it is now, "
+            "save it, pass that path as the model, and give a new teacher_cache."
+        )
 
 
 def frozen_copy(student: str | nn.Module, args: TargetSFTConfig) -> nn.Module:

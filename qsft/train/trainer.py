@@ -149,7 +149,8 @@ class TargetSFTTrainer(SFTTrainer):
         if self.aux_loss_enabled:
             extra["output_router_logits"] = True
         if self.live is not None:
-            extra["teacher"] = self.live(**{name: inputs.get(name) for name in LIVE_INPUTS})
+            with self.accelerator.autocast():  # as the student runs: a base must not differ by its precision alone
+                extra["teacher"] = self.live(**{name: inputs.get(name) for name in LIVE_INPUTS})
         if self.block is not None and "old_logp" not in inputs:  # evaluation: the policy is its own old policy
             inputs = self.block.scored(inputs)
         return {**inputs, **extra}

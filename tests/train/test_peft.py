@@ -6,6 +6,7 @@ from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from qsft.losses import fused
+from qsft.teacher.live import LiveTeacher
 
 
 @pytest.fixture
@@ -76,15 +77,41 @@ def test_lora_with_gradient_checkpointing(trainer, data, lora, logged):
     assert logged(saved) == pytest.approx(logged(plain), rel=1e-5)
 
 
-def test_base_of_a_peft_model_is_cached_from_its_directory(trainer, data, tiny_model, tiny_tokenizer, lora, tmp_path):
+@pytest.mark.parametrize("saved", [[], ["lm_head"]], ids=["adapters", "trained_head"])
+def test_base_of_a_peft_model_is_cached_as_it_is_in_memory(trainer, data, tiny_model, tmp_path, saved):
+    lora = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=saved, task_type="CAUSAL_LM")
     tiny_model().save_pretrained(tmp_path / "student")
-    tiny_tokenizer.save_pretrained(tmp_path / "student")
-    student = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
-    settings = {"target": "sft_kl", "teacher": "base", "teacher_cache": str(tmp_path / "cache"), "peft_config": lora}
-    made = trainer(data.completion(), model=student, **settings)
-    assert made.cache.manifest.identity.teacher["name"] == str(tmp_path / "student")
-    with pytest.raises(ValueError, match="must load the student's first weights again"):
-        trainer(data.completion(), **settings)
+
+    def student():
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "student")
+        with torch.no_grad():
+            model.lm_head.weight.mul_(2)  # an edit that the directory does not know
+        return model
+
+    settings = {"target": "sft_kl", "peft_config": lora, "teacher_cache": str(tmp_path / "cache")}
+    made = trainer(data.completion(), model=student(), teacher="base", **settings)
+    # The same weights are the same teacher: another run's adapters, and the model without any.
+    again = trainer(data.completion(), model=student(), teacher="base", learning_rate=1e-2, **settings)
+    trainer(data.completion(), teacher=student(), **settings)
+    with pytest.raises(ValueError, match="other weights"):
+        trainer(data.completion(), teacher=tiny_model(), **settings)
+    assert made.cache.manifest.identity == again.cache.manifest.identity
+    live = LiveTeacher(student(), k=made.cache.k)
+    for row in list(made.train_dataset)[:4]:
+        want = live(**{name: torch.tensor([row[name]]) for name in ("input_ids", "labels")})
+        got = made.cache.lookup(row["input_ids"], row["labels"])
+        torch.testing.assert_close(got.label_logp.float(), want.label_logp, atol=1e-2, rtol=1e-2)
+    again.train()
+    assert any(p.requires_grad for p in again.model.parameters())
+
+
+def test_a_live_base_runs_under_the_students_autocast(trainer, data, lora):
+    made = trainer(data.completion(), target="sft_kl", teacher="base", peft_config=lora, bf16=True)
+    seen = []
+    layer = made.model.get_base_model().model.layers[0]
+    layer.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    made.head_inputs(made.data_collator(list(made.train_dataset)[:2]))
+    assert seen == [True]
 
 
 def test_an_adapter_on_the_head_is_refused(trainer, data):

@@ -6,7 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from qsft.train.teacher import RunTeacher
 from qsft.train.trainer import TargetSFTTrainer
 
 ZEROED = """
@@ -133,3 +136,38 @@ def test_a_model_in_memory_that_fsdp_left_empty_is_refused_in_every_process(save
         said = (tmp_path / f"said-{rank}").read_text().splitlines()
         assert len(said) == 2
         assert all("not the same model in every process" in line and "name or path" in line for line in said)
+
+
+@pytest.fixture
+def fill_base(config, data, tiny_tokenizer, tmp_path, monkeypatch):
+    """Factory: the cache of a sharded run's base, which is loaded again by its name."""
+
+    def fill(student, **settings):
+        args = config(target="sft_kl", **settings)
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        return RunTeacher(tmp_path / "cache", "base").fill(list(data.tokens()), tiny_tokenizer, args, student)
+
+    return fill
+
+
+def test_a_sharded_base_is_loaded_again_as_the_student_was(saved, fill_base, caplog):
+    student = AutoModelForCausalLM.from_pretrained(saved(), dtype="bfloat16")
+    cache = fill_base(student, model_init_kwargs={"dtype": "bfloat16", "revision": "main"})
+    assert cache.manifest.identity.dtype == "bfloat16"
+    assert cache.manifest.identity.teacher["revision"] == "main"
+    assert "has other weights" not in caplog.text
+
+
+def test_a_sharded_base_that_is_not_the_student_is_told(saved, fill_base, caplog):
+    student = AutoModelForCausalLM.from_pretrained(saved())
+    fill_base(student)
+    assert "other weights" not in caplog.text
+    with torch.no_grad():
+        student.lm_head.weight.mul_(2)
+    fill_base(student)
+    assert "the student has other weights" in caplog.text
+
+
+def test_a_sharded_base_must_have_a_name(fill_base, tiny_model):
+    with pytest.raises(ValueError, match="must load the student's first weights again"):
+        fill_base(tiny_model())

@@ -187,10 +187,16 @@ def _number(answer: str) -> float | None:
     """The real number an answer stands for, or None."""
     if "," in answer and answer.lstrip()[:1] in ("(", "["):
         return None  # a pair or an interval, the slowest things to parse
-    for expression in _expressions(answer):
-        if getattr(expression, "is_number", False) and getattr(expression, "is_real", False):
-            return float(expression)
-    return None
+    return next((number for number in map(_float, _expressions(answer)) if number is not None), None)
+
+
+def _float(expression: Any) -> float | None:
+    """The value of a real number; None for anything else and for what sympy calls real but cannot evaluate: log_1 5."""
+    try:
+        real = getattr(expression, "is_number", False) and getattr(expression, "is_real", False)
+        return float(expression) if real else None
+    except (ArithmeticError, TypeError, ValueError):
+        return None
 
 
 def _close(gold: str, answer: str) -> bool:

@@ -72,6 +72,8 @@ class Judges:
         self, prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None
     ) -> "Future[Grade]":
         """A future Grade of one response; arguments as in `grade`."""
+        if options and rule:
+            _check_rule(rule)
         case = {"prediction": prediction, "gold": gold, "options": dict(options) if options else None, "rule": rule}
         return self._threads.submit(self._grade, case)
 
@@ -116,14 +118,13 @@ class _Judge:
         if not answer:
             self.stop()
             return Grade(correct=False, timed_out=True)
-        reply = json.loads(answer)
-        if "error" in reply:
-            raise ValueError(reply["error"])
-        return Grade(**reply)
+        return Grade(**json.loads(answer))
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "qsft.evals.judge", str(self.time_limit)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # sympy walks over sets, so what it finds, or fails to find, would hang on the hash seed.
+        env = {**os.environ, "PYTHONHASHSEED": "0"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         ready = self._line(START_LIMIT)
         if ready.strip() != b"ready":
             self.stop()
@@ -144,6 +145,13 @@ class _Judge:
             self.process.kill()
             self.process.communicate()
             self.process = None
+
+
+def _check_rule(rule: str) -> None:
+    from qsft.evals.choice import RULES
+
+    if rule not in RULES:
+        raise ValueError(f"unknown multiple-choice rule {rule!r}; choose one of {', '.join(RULES)}.")
 
 
 def _stop_all(judges: list[_Judge]) -> None:

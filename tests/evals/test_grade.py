@@ -2,10 +2,15 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
+from sympy.core import random as sympy_random
+from sympy.core.facts import InconsistentAssumptions
 
-from qsft.evals.grade import Judges, grade
+from qsft.evals.answers import _float
+from qsft.evals.grade import Grade, Judges, grade, to_record
+from qsft.evals.judge import judge, judge_in_time
 
 BOX = r"We compute and find \boxed{%s}."
 
@@ -160,6 +165,44 @@ def test_multiple_choice_last_letter_never_abstains(response, chosen):
 def test_an_unknown_rule_is_named():
     with pytest.raises(ValueError, match=r"first-letter.*boxed, last-letter"):
         grade("A", "A", options=OPTIONS, rule="first-letter")
+
+
+class Contradiction:
+    """What sympy makes of `0 \\cdot 1 \\cdot 1` under some hash seeds."""
+
+    is_number = True
+
+    @property
+    def is_real(self):
+        raise InconsistentAssumptions
+
+
+def test_what_sympy_cannot_evaluate_is_no_number():
+    graded = grade(BOX % r"\log_{1} 5", "2")
+    assert graded == Grade(False, answer=r"\log_{1}5")
+    assert _float(Contradiction()) is None
+
+
+def test_grading_is_deterministic(monkeypatch):
+    monkeypatch.setattr("qsft.evals.answers.grade_math", lambda *_: Grade(False, answer=str(sympy_random.random())))
+    case = {"prediction": "", "gold": "2", "options": None, "rule": None}
+    assert judge(case) == judge(case)
+    environments = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kw: environments.append(kw["env"]) or popen(*args, **kw))
+    with Judges(1) as judges:
+        assert judges.submit(BOX % "2", "2").result().correct
+    assert environments[0]["PYTHONHASHSEED"] == "0"
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, AttributeError])
+def test_any_failure_of_the_grader_is_a_wrong_answer(error, monkeypatch):
+    def fail(prediction, gold):
+        raise error
+
+    monkeypatch.setattr("qsft.evals.answers.grade_math", fail)
+    case = {"prediction": BOX % "2", "gold": "2", "options": None, "rule": None}
+    assert judge_in_time(case, 5) == to_record(Grade(False))
 
 
 def test_two_judges_grade_a_thousand_ordinary_answers():

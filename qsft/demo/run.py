@@ -88,7 +88,7 @@ def fine_tune(
             seed=settings.seed,
             directory=out,
             advance=advance,
-            teacher=None if method.curate else cache,
+            teacher=cache if "teacher" in method.target.needs else None,
             target=method.row,
             target_kwargs=method.hparams,
         )

@@ -30,6 +30,7 @@ from qsft.teacher.identity import (
     refuse_other_tokenizer,
     settings_differ,
     shared_evidence,
+    teacher_differs,
 )
 from qsft.teacher.manifest import FILE, create_manifest, recover_manifest, refresh_manifest
 from qsft.teacher.plan import Plan, pad_documents, plan_capture
@@ -104,8 +105,10 @@ def _open_matching(
     identity = cache.manifest.identity
     settings_differ(identity, path, **settings | {"k": min(settings["k"], identity.vocab_size)})
     refuse_other_tokenizer(path, identity, vocabulary, "the tokenizer of the data")
-    if shared_evidence(identity.teacher, source.describe()) is None:
-        source.load()  # names alone do not tell: a model object and its files have different ones
+    given = source.describe()
+    evidence = shared_evidence(identity.teacher, given)
+    if evidence == "name" or (evidence == "revision" and teacher_differs(identity.teacher, given)):
+        source.load()  # a model object and its files have different names, a commit may change the README only
     refuse_other_teacher(identity.teacher, source.describe(), path)
     return cache
 
@@ -208,7 +211,9 @@ def _wait_for_others(path: Path, outstanding: set[bytes], patience: float) -> No
         if time.monotonic() - last_news > patience:
             raise ValueError(
                 f"{len(outstanding)} documents of the teacher cache {path} did not come from the other processes "
-                f"within {patience:.0f} s. One of them probably died. What it published stays: run the same again."
+                f"within {patience:.0f} s. One of them probably died, or it runs on a node that writes elsewhere: all "
+                "nodes must see this directory on a file system they share. What was published stays: run the same "
+                "again."
             )
         time.sleep(POLL_SECONDS)
 

@@ -102,8 +102,8 @@ def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], I
 
 
 def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """ids, log-probs and the label's log-prob; overwrites the tile."""
-    values, ids = top_k(tile, k)
+    """ids, log-probs and the label's log-prob, of at most the whole vocabulary; overwrites the tile."""
+    values, ids = top_k(tile, min(k, tile.shape[-1]))
     label = tile.gather(-1, labels[:, None])
     lse = values[:, :1] + tile.sub_(values[:, :1]).exp_().sum(dim=-1, keepdim=True).log_()
     return ids.to(torch.int32), values - lse, (label - lse)[:, 0]

@@ -86,18 +86,20 @@ def teacher_differs(cached: dict[str, Any], given: dict[str, Any]) -> str | None
 
     The strongest evidence both have decides: sampled weights, weight files, the hub's commit, at last the name.
     """
-    if cached.get("revision") and given.get("revision") and cached["revision"] != given["revision"]:
-        return f"revision {cached['revision']} of {cached.get('name')}, not {given['revision']}"
     evidence = shared_evidence(cached, given)
-    if evidence is not None:
-        same = cached[evidence] == given[evidence]
-        return None if same else f"{cached.get('name')} (other {evidence} than those of {given.get('name')})"
-    return None if cached.get("name") == given.get("name") else f"{cached.get('name')}, not {given.get('name')}"
+    if cached.get(evidence) == given.get(evidence):
+        return None
+    if evidence == "name":
+        return f"{cached.get('name')}, not {given.get('name')}"
+    if evidence == "revision":
+        return f"revision {cached['revision']} of {cached.get('name')}, not {given['revision']}"
+    return f"{cached.get('name')} (other {evidence} than those of {given.get('name')})"
 
 
-def shared_evidence(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
-    """What is known of both teachers and decides whether they are one: weights, weight files, or the hub's commit."""
-    return next((name for name in ("weights", "files", "revision") if cached.get(name) and given.get(name)), None)
+def shared_evidence(cached: dict[str, Any], given: dict[str, Any]) -> str:
+    """What is known of both teachers and decides whether they are one."""
+    known = (name for name in ("weights", "files", "revision") if cached.get(name) and given.get(name))
+    return next(known, "name")
 
 
 def refuse_other_teacher(cached: dict[str, Any], given: dict[str, Any], path: Path) -> None:

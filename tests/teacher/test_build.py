@@ -10,9 +10,11 @@ from datasets import Dataset
 
 from qsft.teacher.build import build_cache
 from qsft.teacher.format import TeacherCache, label_positions
+from qsft.teacher.identity import refuse_other_teacher, teacher_differs
 from qsft.teacher.manifest import FILE
 from qsft.teacher.plan import plan_batches, plan_capture
 from qsft.teacher.shard import published
+from qsft.teacher.source import TeacherSource
 
 
 @pytest.fixture
@@ -21,6 +23,20 @@ def saved_teacher(tmp_path, tiny_model, tiny_tokenizer):
     tiny_model().save_pretrained(tmp_path / "teacher")
     tiny_tokenizer.save_pretrained(tmp_path / "teacher")
     return tmp_path / "teacher"
+
+
+@pytest.fixture
+def hub_teacher(tmp_path, tiny_model, tiny_tokenizer, monkeypatch):
+    """Factory: put a commit of org/teacher into a hub cache as a download does, and return the commit."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def download(commit, seed=0):
+        place = tmp_path / "hub" / "models--org--teacher" / "snapshots" / commit
+        tiny_model(seed=seed).save_pretrained(place)
+        tiny_tokenizer.save_pretrained(place)
+        return commit
+
+    return download
 
 
 def test_batches_hold_all_documents_once_and_few_padding(documents):
@@ -110,7 +126,7 @@ def test_a_process_does_not_wait_for_a_dead_one_for_ever(build, documents, monke
     data = documents(60)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="probably died"):
+    with pytest.raises(ValueError, match=r"probably died.*all nodes must see this directory"):
         build(data, patience=0.5)
     held = len(TeacherCache(tmp_path / "cache"))
     assert 0 < held < len(plan_capture(data, 128).keys)
@@ -165,13 +181,40 @@ def test_another_teacher_is_refused(build, documents, tiny_model, saved_teacher,
         build(data, teacher=saved_teacher, dtype="bfloat16")
 
 
-def test_another_revision_is_refused(build, documents):
-    from qsft.teacher.identity import refuse_other_teacher
-
-    cached = {"name": "org/model", "revision": "a" * 40, "files": [], "weights": "w"}
+def test_the_strongest_evidence_decides_whether_two_teachers_are_one():
+    cached = {"name": "org/model", "revision": "a" * 40, "files": [{"digest": "f"}], "weights": "w"}
+    unseen = {"files": [], "weights": None}
+    other = {"name": "org/other", "revision": "b" * 40, "files": [{"digest": "g"}], "weights": "v"}
+    assert teacher_differs(cached, other | {"weights": "w"}) is None
+    assert "other weights" in teacher_differs(cached, cached | {"weights": "v"})
+    assert teacher_differs(cached, other | {"weights": None, "files": cached["files"]}) is None
+    assert "other files" in teacher_differs(cached, cached | {"weights": None, "files": other["files"]})
+    assert teacher_differs(cached, other | unseen | {"revision": "a" * 40}) is None
     with pytest.raises(ValueError, match=f"revision {'a' * 40} of org/model, not {'b' * 40}"):
-        refuse_other_teacher(cached, cached | {"revision": "b" * 40}, Path("cache"))
-    refuse_other_teacher(cached, cached | {"name": "/a/copy/of/it", "revision": None}, Path("cache"))
+        refuse_other_teacher(cached, cached | unseen | {"revision": "b" * 40}, Path("cache"))
+    assert teacher_differs(cached, {"name": "org/model"}) is None
+    assert teacher_differs(cached, {"name": "org/other"}) == "org/model, not org/other"
+
+
+def test_another_commit_with_the_same_weights_continues_the_cache(build, documents, hub_teacher):
+    data = documents(5)
+    first = build(data, teacher="org/teacher", revision=hub_teacher("a" * 40))
+    assert first.manifest.identity.teacher["revision"] == "a" * 40
+    hub_teacher("b" * 40)
+    assert len(build([*data, *documents(5, seed=1)], teacher="org/teacher", revision="b" * 40)) > len(first)
+    hub_teacher("c" * 40, seed=1)
+    with pytest.raises(ValueError, match=r"other (files|weights) than.*new directory"):
+        build(data, teacher="org/teacher", revision="c" * 40)
+
+
+def test_only_another_commit_makes_the_weights_decide(build, documents, hub_teacher, monkeypatch):
+    """A hub model whose weights are not downloaded yet shows its commit alone."""
+    data = documents(5)
+    build(data, teacher="org/teacher", revision=hub_teacher("a" * 40))
+    monkeypatch.setattr(TeacherSource, "_files", lambda self: [])
+    build(data, teacher="org/teacher", revision=hub_teacher("b" * 40))
+    with pytest.raises(ValueError, match="other weights than"):
+        build(data, teacher="org/teacher", revision=hub_teacher("c" * 40, seed=1))
 
 
 def test_a_teacher_with_another_tokenizer_than_the_data_is_refused(build, documents, saved_teacher, tiny_tokenizer):

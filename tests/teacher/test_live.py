@@ -38,6 +38,12 @@ def test_full_and_top_k_rows_are_the_models_own(tiny_model, batch):
         assert not rows.logps.requires_grad
 
 
+def test_more_than_the_vocabulary_is_the_vocabulary(tiny_model, batch):
+    rows = LiveTeacher(tiny_model().eval(), k=1000)(**batch)
+    assert rows.ids.shape[-1] == 320
+    torch.testing.assert_close(rows.logps.exp().sum(dim=-1), torch.ones(len(rows.logps)))
+
+
 def test_it_says_what_a_cache_says(tiny_model, batch, documents, build):
     data = [d for d in documents(12) if len(label_positions(d["labels"]))]
     cache, live = build(data), LiveTeacher(tiny_model().eval(), k=8)(**batch)

@@ -14,9 +14,9 @@ from qsft.data.curate.methods import VERIFYING, check_settings
 from qsft.data.curate.run import GENERATIONS, ROUNDS, curate
 from qsft.data.curate.workshop import Verify, Workshop
 from qsft.data.sources import find_source
-from qsft.recipe.curate_tools import ORIGIN, Models, Options, train_round, verifier
+from qsft.recipe.curate_tools import Models, Options, train_round, verifier
 from qsft.recipe.job import DEMO, Job
-from qsft.recipe.settings import RecipeSettings
+from qsft.recipe.settings import ORIGIN, RecipeSettings
 
 if TYPE_CHECKING:
     from datasets import Dataset

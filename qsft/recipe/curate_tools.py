@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 from qsft.data.curate.run import write
 from qsft.data.curate.workshop import Kept, Request, Response, Verify
 from qsft.recipe.job import Job, configure
+from qsft.recipe.settings import ORIGIN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from qsft.evals.models import Processes, Source
-
-# Where rows come from and which of them: settled once they are curated.
-ORIGIN = ("data_dir", "response", "sample_rows", "dataset_config", "dataset_revision")
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def train_round(models: Models, kept: Sequence[Kept], start: str | None, directo
         write(directory / "data", kept, {"round": directory.name})
     models.group.wait()
     models.free()
-    settled = {"curate", "dataset_split", *ORIGIN}
+    settled = {"curate", *ORIGIN}
     values = {key: value for key, value in models.job.recipe.values.items() if key not in settled}
     values |= {
         "dataset": str(directory / "data"),

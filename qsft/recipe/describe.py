@@ -44,6 +44,8 @@ def data(job: "Job") -> Iterator[tuple[str, Any]]:
     """Where the rows come from, how many there are at each stage, and the first one as text."""
     manifest = job.data.manifest
     yield "from", manifest["from"]
+    for key, value in manifest.get("set aside", {}).items():
+        yield key, f"not {value}: the recipe says that about {job.recipe.name}'s own data set"
     for stage, count in manifest["rows"].items():
         yield f"rows {stage}", f"{count:,}"
     if "input_ids" in job.data.dataset.column_names:

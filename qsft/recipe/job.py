@@ -9,7 +9,7 @@ from qsft.data.load import TrainingData, load_training_data
 from qsft.data.read import read_rows
 from qsft.data.sources import find_source
 from qsft.recipe.read import Recipe
-from qsft.recipe.settings import RecipeSettings, split_batch
+from qsft.recipe.settings import ORIGIN, RecipeSettings, split_batch
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -60,7 +60,7 @@ class Job:
         """The documents of other settings than the recipe's own, prepared as the recipe's are."""
         max_length = None if self.args.packing else self.args.max_length
         with self.args.main_process_first(desc="loading data"):
-            return load_training_data(
+            data = load_training_data(
                 settings,
                 self.tokenizer,
                 max_length=max_length,
@@ -68,6 +68,8 @@ class Job:
                 num_proc=self.args.dataset_num_proc,
                 rows=self.stored_rows(settings),
             )
+        void = {key: value for key, value in self.recipe.set_aside.items() if key in ORIGIN}
+        return replace(data, manifest={**data.manifest, **({"set aside": void} if void else {})})
 
     def stored_rows(self, settings: RecipeSettings) -> "Dataset":
         """The rows as they are stored, before anything is made of them; the demo's are made from the seed."""

@@ -5,14 +5,14 @@ Every value is checked against the field it is meant for before anything is load
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from qsft.recipe.settings import ALIASES, RecipeSettings, keys
+from qsft.recipe.settings import ALIASES, ORIGIN, RecipeSettings, keys
 from qsft.recipe.values import complaint, fits, loose, parse_words
 from qsft.targets.checks import did_you_mean
 
@@ -28,6 +28,7 @@ class Recipe:
     path: Path | None
     values: Mapping[str, Any]
     overrides: tuple[str, ...] = ()
+    set_aside: Mapping[str, Any] = field(default_factory=dict)  # values of the file that the overrides made void
 
     def part(self, owner: type[Owner]) -> dict[str, Any]:
         """The values that `owner` reads."""
@@ -58,12 +59,18 @@ def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) 
     entries = [] if path is None else read_entries(path)
     values = {entry.key: entry.value for entry in entries}
     given = list(read_overrides(overrides))
-    if any(entry.key == "target" and entry.value != values.get("target") for entry in given):
-        values.pop("target_kwargs", None)  # they belong to the file's target; another one starts from its defaults
+    set_aside = {key: values.pop(key) for key in _void(values, given)}
     for key, value, place in given:
         key, _, inner = key.partition(".")
         values[key] = {**_as_dict(values.get(key), place), inner: value} if inner else value
-    return Recipe(path.stem if path else "run", path, values, tuple(overrides))
+    return Recipe(path.stem if path else "run", path, values, tuple(overrides), set_aside)
+
+
+def _void(values: Mapping[str, Any], given: Sequence[Entry]) -> list[str]:
+    """The file's keys that were said about its target or its data set, where the command line names another one."""
+    replaced = {entry.key for entry in given if entry.value != values.get(entry.key)}
+    said = {"target": ("target_kwargs",), "dataset": ORIGIN if "dataset" in values else ()}
+    return [key for about, keys in said.items() if about in replaced for key in keys if key in values]
 
 
 def find_recipe(path_or_name: str | Path) -> Path:

@@ -51,6 +51,9 @@ class Key(NamedTuple):
 # TRL's spelling of keys that are called otherwise here.
 ALIASES = {"dataset_name": "dataset", "dataset_train_split": "dataset_split", "dataset_test_split": "eval_split"}
 
+# Where rows come from and which of them: said about one data set, so another one starts from the defaults.
+ORIGIN = ("data_dir", "response", "sample_rows", "dataset_config", "dataset_revision", "dataset_split")
+
 
 @cache
 def keys() -> dict[str, Key]:

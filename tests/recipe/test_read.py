@@ -99,6 +99,14 @@ def test_another_target_starts_from_its_own_defaults(recipe_file):
     }
 
 
+def test_another_data_set_starts_from_its_own_defaults(recipe_file):
+    path = recipe_file("dataset: openr1\nsample_rows: 9\ndata_dir: here\nprompt: boxed\n")
+    recipe = read_recipe(path, ["--dataset_name", "other", "--data_dir", "there"])
+    assert recipe.values == {"dataset": "other", "data_dir": "there", "prompt": "boxed"}
+    assert recipe.set_aside == {"sample_rows": 9, "data_dir": "here"}
+    assert read_recipe(path, ["--dataset", "openr1"]).settings.sample_rows == 9
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -175,11 +175,35 @@ def test_a_recipe_with_the_key_trains_on_curated_rows(here, clock_directory, clo
     assert manifest["rows"]["read"] == len(rows_of(here / "run" / "curated"))
 
 
+def question_pairs():
+    """(question, response, gold) of the clock's rows."""
+    return [(row["prompt"][8:], row["completion"][1:], row["answer"]) for row in clock_rows()]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "void"),
+    [("m23k_qwen_1p5b", {"response": "distilled"}), ("openr1_qwen_math_1p5b", {"sample_rows": 15000})],
+)
+def test_a_recipe_of_another_data_set_trains_on_curated_rows(recipe, void, curate, here, clock_directory):
+    rows = [{"answer": gold, "extra_info": {"question": q, "answer": text}} for q, text, gold in question_pairs()]
+    write_jsonl(here / "pairs.jsonl", rows)
+    assert curate("rft", "--out", "rft", "--n", "2", *BRIEF, "--data_dir", "pairs.jsonl", data="numina") == 0
+    words = ("train", recipe, "--target", "sft", "--dataset_name", "rft", "--model_name_or_path", str(clock_directory))
+    words += ("--output_dir", "trained", *TRAINING, "--dtype", "float32", "--global_batch_size", "4")
+    assert main(list(words)) == 0
+    manifest = json.loads((here / "trained" / "data_manifest.json").read_text(encoding="utf-8"))
+    assert void.items() <= manifest["set aside"].items()
+    assert manifest["sample_rows"] is None
+    assert manifest["rows"]["read"] == len(rows_of(here / "rft"))
+    assert main([*words, "--sample_rows", "8", "--max_steps", "1"]) == 0  # said about these rows
+    assert json.loads((here / "trained" / "data_manifest.json").read_text(encoding="utf-8"))["rows"]["used"] == 8
+
+
 @pytest.mark.parametrize("source", ["columns", "numina"])
 def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_tokenizer):
     from qsft.data.load import DataSettings, load_training_data
 
-    pairs = [(row["prompt"][8:], row["completion"][1:], row["answer"]) for row in clock_rows()]
+    pairs = question_pairs()
     columns = [{"problem": question, "solution": response, "answer": gold} for question, response, gold in pairs]
     numina = [{"answer": gold, "extra_info": {"question": q, "answer": response}} for q, response, gold in pairs]
     write_jsonl(here / "pairs.jsonl", {"columns": columns, "numina": numina}[source])

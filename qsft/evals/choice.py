@@ -12,7 +12,13 @@ from qsft.evals.grade import Grade
 Options = Mapping[str, str]
 
 _BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_SAID = r"(?:answer|option|choice)\s*(?:is|:)?\s*:?\s*[\s*($\\{{]*(?:text\{{)?\(?([{letters}])(?![a-zA-Z])"
+# "The answer is B", "**Answer:** (B)", "the choice is \textbf{B}". The letter is upper-case and no part of a sentence:
+# not the article of "Answer: A clot", the pronoun of "My answer: I would", the beginning of "B-cell" or "B12".
+_SAID = (
+    r"(?i:answer|option|choice)[\s*]*(?:(?i:is)\b|:)[\s*:($\\{{]*(?:(?i:option|choice)[\s*(]+)?"
+    r"(?:(?:text(?:bf)?|math(?:bf|rm))[\s*({{]+)?([{letters}])(?![a-zA-Z0-9]|['’-]\w)"
+    r"(?!(?<=[AI])\s+(?!(?:and|as|because|but|due|for|given|is|since|which|with)\b)[a-z])"
+)
 _LONE = r"^[\s*($\[]*([{letters}])[\s*)$\].:]*$"
 
 
@@ -22,9 +28,9 @@ def by_box(response: str, options: Options) -> str | None:
     for boxed in reversed(_BOX.findall(response)):
         if chosen := _letter_of(boxed, options):
             return chosen
-    for pattern, flags in ((_SAID, re.IGNORECASE), (_LONE, re.MULTILINE)):
-        if said := re.findall(pattern.format(letters=letters), response, flags):
-            return str(said[-1]).upper()
+    for pattern in (_SAID, _LONE):
+        if said := re.findall(pattern.format(letters=letters), response, re.MULTILINE):
+            return str(said[-1])
     lines = [line for line in response.splitlines() if line.strip()]
     return _option_named(lines[-1], options) if lines else None
 

@@ -9,6 +9,7 @@ from sympy.core import random as sympy_random
 from sympy.core.facts import InconsistentAssumptions
 
 from qsft.evals.answers import _float
+from qsft.evals.choice import by_box
 from qsft.evals.grade import Grade, Judges, grade, to_record
 from qsft.evals.judge import judge, judge_in_time
 
@@ -152,6 +153,36 @@ def test_multiple_choice_boxed(response, chosen):
     graded = grade(response, "B", options=OPTIONS)
     assert graded.answer == chosen
     assert graded.correct == (chosen == "B")
+
+
+@pytest.mark.parametrize(
+    ("response", "chosen"),
+    [
+        (r"The answer is \textbf{B}", "B"),
+        (r"The answer is $\mathbf{(B)}$.", "B"),
+        (r"The answer is \(\text{B}\)", "B"),
+        ("**Answer:** B", "B"),
+        ("**Final Answer**: (B) beta", "B"),
+        ("ANSWER IS: B", "B"),
+        ("The answer is option B.", "B"),
+        ("The correct answer is A because it is early.", "A"),
+        ("Answer: A", "A"),
+        ("Answer: I.", "I"),
+        ("Answer: (A) clot", "A"),
+        ("Final answer: a clot", None),
+        ("Final answer: A clot", None),
+        ("The most likely answer is a pulmonary embolism.", None),
+        ("To answer a question like this", None),
+        ("My answer: I would choose C.", None),
+        ("The answer is B-cell lymphoma", None),
+        ("The answer is B12", None),
+        ("The answer isB", None),
+        ("Option C can be left out", None),
+    ],
+)
+def test_the_letter_that_is_said_is_no_word(response, chosen):
+    options = {letter: f"thing {letter.lower()}" for letter in "ABCDEFGHI"}
+    assert by_box(response, options) == chosen
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ A data set that is not one of the paper's is handed on as TRL would get it.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from qsft.data.encode import IGNORE, ROW, Encoder
 from qsft.data.prompts import PROMPTS
 from qsft.data.read import one_of, read_rows, require_columns
-from qsft.data.sources import Source, find_source
+from qsft.data.sources import SOURCES, Source, curated_form, find_source
 
 MANIFEST = "data_manifest.json"
 
@@ -58,6 +58,9 @@ class DataSettings:
     sample_seed: int = field(default=42, metadata={"help": "Seed of the shuffle that `sample_rows` draws from."})
 
 
+_DEFAULTS = {item.name: item.default for item in fields(DataSettings)}
+
+
 @dataclass(frozen=True)
 class TrainingData:
     """Rows ready for the trainer, and the record of where they come from."""
@@ -89,6 +92,7 @@ def load_training_data(
     rows         the stored rows, when the caller has them already
     """
     source = find_source(settings.dataset)
+    refuse_unread(settings, source)
     rows = read_rows(settings.dataset, source, settings) if rows is None else rows
     counts = {"read": len(rows)}
     choices: dict[str, Any] = {}
@@ -99,6 +103,20 @@ def load_training_data(
     rows = _sample(rows, settings, multiple_of, counts)
     manifest = {**_origin(settings, source), **choices, "rows": counts, **_row_ids(rows[ROW])}
     return TrainingData(rows.remove_columns(ROW), manifest)
+
+
+def refuse_unread(settings: DataSettings, source: Source | None) -> None:
+    """Refuse settings that would do nothing; a curated directory was made by a recipe that may go on saying them."""
+    if source is not None or curated_form(settings.dataset) is not None:
+        return
+    unread = [key for key in ("prompt", "response", "max_row_tokens") if getattr(settings, key) != _DEFAULTS[key]]
+    if unread:
+        said = ", ".join(f"{key}={getattr(settings, key)!r}" for key in unread)
+        default = " ".join(f"--{key} {_DEFAULTS[key] or 'null'}" for key in unread)
+        raise ValueError(
+            f"{said} would do nothing: the data set {settings.dataset!r} is none of {', '.join(SOURCES)}, so TRL "
+            f"renders and cuts its rows as they are. Leave it out, or undo what the recipe says: {default}."
+        )
 
 
 def _documents(

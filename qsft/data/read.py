@@ -41,11 +41,24 @@ def _local(path: Path, split: str) -> Dataset:
     if path.is_file():
         if path.suffix not in LOADERS:
             raise ValueError(f"cannot read {path}: its name should end in {', '.join(LOADERS)}.")
+        _require_train(path, split)
         return load_dataset(LOADERS[path.suffix], data_files=str(path), split="train")
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         stored = load_from_disk(str(path))
-        return stored[one_of("dataset_split", split, stored)] if isinstance(stored, DatasetDict) else stored
+        if isinstance(stored, DatasetDict):
+            return stored[one_of("dataset_split", split, stored)]
+        _require_train(path, split)
+        return stored
     return load_dataset(str(path), split=split)
+
+
+def _require_train(path: Path, split: str) -> None:
+    """Refuse another split of a place that has one only: its rows would be the training rows under another name."""
+    if split != "train":
+        raise ValueError(
+            f"{path} holds the rows of one split, called train, so it has no split {split!r}. Leave dataset_split and "
+            f"eval_split out, or give a directory with a file for each split, such as train.jsonl and {split}.jsonl."
+        )
 
 
 def _hub(place: str, name: str, where: Where) -> Dataset:

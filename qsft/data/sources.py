@@ -93,7 +93,13 @@ PAIRS = Source(
 
 def find_source(dataset: str | None) -> Source | None:
     """The paper's set of that name, or pairs where a curated directory says that it holds them; else None."""
+    if dataset in SOURCES:
+        return SOURCES[dataset]
+    return PAIRS if curated_form(dataset) == PAIRS.name else None
+
+
+def curated_form(dataset: str | None) -> str | None:
+    """The form that a directory written by `qsft curate` says its rows have; None for any other data set."""
     manifest = Path(dataset or "", "manifest.json")
-    if dataset in SOURCES or not manifest.is_file():
-        return SOURCES.get(dataset or "")
-    return PAIRS if json.loads(manifest.read_text(encoding="utf-8")).get("form") == PAIRS.name else None
+    form = json.loads(manifest.read_text(encoding="utf-8")).get("form") if manifest.is_file() else None
+    return form if isinstance(form, str) else None

@@ -101,13 +101,16 @@ class Reader:
     @cached_property
     def problems(self) -> "list[Problem]":
         """The rows that training would have seen, as problems."""
-        chosen = self.job.load(self.job.settings).manifest["row_ids"][: self.options.limit]
-        rows = self.job.stored_rows(self.job.settings).select(chosen)
-        if self.job.settings.dataset == DEMO:
+        settings = self.job.settings
+        # Training would refuse `prompt` for a data set that TRL renders; here it may be how a text column is asked.
+        loaded = settings if find_source(settings.dataset) else replace(settings, prompt=RecipeSettings.prompt)
+        chosen = self.job.load(loaded).manifest["row_ids"][: self.options.limit]
+        rows = self.job.stored_rows(settings).select(chosen)
+        if settings.dataset == DEMO:
             from qsft.demo.curated import with_answers
 
             rows = with_answers(rows)
-        return self.read(rows, self.job.settings)
+        return self.read(rows, settings)
 
     def other(self, dataset: str) -> "list[Problem]":
         """The problems of another data set, by the name or path `dataset` would have in a recipe."""

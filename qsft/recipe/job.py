@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from qsft.data.load import TrainingData, load_training_data
-from qsft.data.read import read_rows
+from qsft.data.read import one_of, read_rows
 from qsft.data.sources import find_source
 from qsft.recipe.read import Recipe
 from qsft.recipe.settings import ORIGIN, RecipeSettings, split_batch
@@ -78,6 +78,7 @@ class Job:
         from qsft.demo.data import demonstrations
         from qsft.demo.settings import Settings
 
+        one_of("dataset_split", settings.dataset_split, ["train"])
         return demonstrations(Settings(seed=self.args.seed))
 
     @property

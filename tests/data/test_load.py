@@ -118,6 +118,34 @@ def test_other_data_sets_pass_through_untouched(tiny_tokenizer, tmp_path):
     assert data.dataset.to_list() == rows
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("prompt", "boxed"), ("response", "distilled"), ("max_row_tokens", 9)],
+    ids=lambda value: str(value),
+)
+def test_settings_that_would_do_nothing_are_refused(key, value, tiny_tokenizer, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"text": "w1"}\n')
+    settings = DataSettings(dataset=str(tmp_path / "mine.jsonl"), **{key: value})
+    with pytest.raises(ValueError, match=f"{key}={value!r} would do nothing"):
+        load_training_data(settings, tiny_tokenizer)
+
+
+def test_a_curated_directory_may_be_given_the_settings_of_its_source(tiny_tokenizer, tmp_path):
+    datasets.Dataset.from_dict({"text": ["w1"]}).save_to_disk(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"form": "text"}')
+    settings = DataSettings(dataset=str(tmp_path), prompt="boxed", max_row_tokens=9)
+    assert load_training_data(settings, tiny_tokenizer).manifest["rows"]["used"] == 1
+
+
+def test_one_file_is_the_training_split_and_no_other(rows_file, tiny_tokenizer, tmp_path):
+    path = rows_file("numina")
+    with pytest.raises(ValueError, match=r"has no split 'test'.* such as train.jsonl and test.jsonl"):
+        load(tiny_tokenizer, path, "numina", dataset_split="test")
+    datasets.load_dataset("json", data_files=path, split="train").save_to_disk(tmp_path / "stored")
+    with pytest.raises(ValueError, match="has no split 'test'"):
+        load(tiny_tokenizer, str(tmp_path / "stored"), "numina", dataset_split="test")
+
+
 def test_a_missing_column_names_the_columns_found(rows_file, tiny_tokenizer):
     with pytest.raises(ValueError, match=r"needs the column 'target', but the rows have prompt"):
         load(tiny_tokenizer, rows_file("openr1", drop="target"), "openr1")

@@ -110,6 +110,12 @@ def test_the_command_takes_a_recipe_or_options_alone(tiny_run, capsys):
     assert "Name a recipe" in capsys.readouterr().err
 
 
+def test_an_evaluation_on_the_training_rows_is_refused(tiny_run, capsys):
+    words = [*tiny_run("numina").words, "--eval_split", "test", "--eval_strategy", "steps", "--target", "sft"]
+    assert main(["train", "numina_qwen_math_1p5b", *words]) == 2
+    assert "has no split 'test'" in capsys.readouterr().err
+
+
 def test_every_key_has_help(capsys):
     assert main(["train", "--keys"]) == 0
     printed = capsys.readouterr().out

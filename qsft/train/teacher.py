@@ -1,7 +1,8 @@
 """The teacher of this run: a cache, a model written to a cache before the first step, or a model that runs live."""
 
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers.utils import logging
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.teacher.build import build_cache
+from qsft.teacher.capture import input_device
 from qsft.teacher.format import TeacherCache
 from qsft.teacher.identity import Vocabulary, refuse_small_head
 from qsft.teacher.live import LiveTeacher, adapter_off
@@ -78,9 +80,9 @@ class RunTeacher:
                 "teacher='base' cannot run live here: FSDP and ZeRO-3 gather the student's weights only inside its own "
                 "forward. Set teacher_cache=DIRECTORY: the base model is then captured once, before training."
             )
-        if isinstance(model, nn.Module) and model is not student:
-            refuse_partial_copies(model)
         if model is not student:
+            if isinstance(model, nn.Module):
+                refuse_partial_copies(model)
             source = TeacherSource(model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs))
             source.refuse_other_tokenizer(Vocabulary.of(tokenizer))
             model = source.load().requires_grad_(False)
@@ -100,7 +102,7 @@ class RunTeacher:
         if isinstance(self.model, nn.Module):
             refuse_partial_copies(self.model)
         base = self.model == BASE
-        with adapter_off(student) if base else nullcontext():
+        with adapter_off(student) if base else put_back(self.model):
             cache = build_cache(
                 documents,
                 base_weights(student, args) if base else self.model,
@@ -136,6 +138,17 @@ def is_sharded(args: TargetSFTConfig) -> bool:
     """Whether no process holds the student's weights whole: FSDP (also from accelerate's config) or ZeRO-3."""
     fsdp = bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     return fsdp or hf_deepspeed.is_deepspeed_zero3_enabled()
+
+
+@contextmanager
+def put_back(teacher: Any) -> Iterator[None]:
+    """A teacher in memory that is moved inside goes home afterwards: training needs the accelerator's memory."""
+    home = input_device(teacher) if isinstance(teacher, nn.Module) else None
+    try:
+        yield
+    finally:
+        if home is not None and input_device(teacher) != home:
+            teacher.to(home)
 
 
 def refuse_partial_copies(model: nn.Module) -> None:

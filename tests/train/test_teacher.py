@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from qsft.train.teacher import RunTeacher
+from qsft.teacher.source import TeacherSource
+from qsft.train.teacher import RunTeacher, put_back
 from qsft.train.trainer import TargetSFTTrainer
 
 ZEROED = """
@@ -171,3 +172,12 @@ def test_a_sharded_base_that_is_not_the_student_is_told(saved, fill_base, caplog
 def test_a_sharded_base_must_have_a_name(fill_base, tiny_model):
     with pytest.raises(ValueError, match="must load the student's first weights again"):
         fill_base(tiny_model())
+
+
+def test_a_teacher_in_memory_is_moved_to_the_device_of_the_run_and_back(tiny_model):
+    assert TeacherSource(tiny_model()).load().device.type == "cpu"
+    assert TeacherSource(tiny_model(), device="meta").load().device.type == "meta"
+    teacher = tiny_model().to("meta")
+    with put_back(teacher):
+        teacher.to_empty(device="cpu")
+    assert teacher.device.type == "meta"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -53,13 +54,15 @@ class Source:
             self.backend = "vllm" if self._vllm_fits() else "transformers"
         if self.backend == "vllm" and self.processes > 1:
             raise ValueError("vLLM spreads one process over GPUs. Start one process with --tensor_parallel_size N.")
+        if self.backend == "vllm" and not installed("vllm"):
+            raise ValueError("the backend vllm is not installed. pip install 'qsft[vllm]', or --backend transformers.")
+        check_dtype(self.dtype)
         _ = self.config  # a name that is no model's is refused now, not after the tasks were read
 
     def _vllm_fits(self) -> bool:
         path = not isinstance(self.model, torch.nn.Module)
         adapter = path and (Path(str(self.model)) / "adapter_config.json").is_file()
-        installed = importlib.util.find_spec("vllm") is not None
-        return path and not adapter and installed and torch.cuda.is_available() and self.processes == 1
+        return path and not adapter and installed("vllm") and torch.cuda.is_available() and self.processes == 1
 
     @property
     def name(self) -> str:
@@ -140,6 +143,18 @@ class Source:
         if Path(self.model).is_dir():
             return directory_digest(Path(self.model))
         return f"{self.model}@{getattr(self.config, '_commit_hash', None)}"
+
+
+def installed(module: str) -> bool:
+    """Whether a module is there to be imported."""
+    return module in sys.modules or importlib.util.find_spec(module) is not None
+
+
+def check_dtype(name: str) -> None:
+    """Refuse a precision that torch does not know, before a model is loaded."""
+    dtype = getattr(torch, name, None)
+    if name != "auto" and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"unknown dtype {name!r}; choose auto, float32, bfloat16 or float16.")
 
 
 def directory_digest(directory: Path) -> str:

@@ -236,9 +236,9 @@ def _agree_on_settings(store: Store, jobs: Sequence[Job], source: Source, group:
             if fresh:
                 store.remove(name)
                 recorded.pop(name, None)
-            if name in recorded:
-                _refuse_change(name, recorded[name]["made_by"], made_by, store.directory)
             store.repair(name)
+            if name in recorded and store.holds(name):  # a run that failed to start left settings, but no generations
+                _refuse_change(name, recorded[name]["made_by"], made_by, store.directory)
             recorded[name] = {
                 "about": source.about(),
                 "made_by": made_by,

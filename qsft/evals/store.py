@@ -35,6 +35,10 @@ class Store:
                 found[row["document"], row["sample"]] = Generation(**row)
         return found
 
+    def holds(self, task: str) -> bool:
+        """Whether there are generations of a task on disk."""
+        return any(path.stat().st_size for path in self._parts(task))
+
     def repair(self, task: str) -> None:
         """Cut off what a kill left behind the last whole line of each file."""
         for path in self._parts(task):

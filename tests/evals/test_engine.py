@@ -67,6 +67,7 @@ def test_every_request_comes_back_with_a_seed_of_its_own(sum_tokenizer):
     assert {(g.document, g.sample): g for g in sampler.sample(wanted[::-1])} == drawn
 
 
+@pytest.mark.usefixtures("vllm")
 def test_vllm_takes_one_process_and_says_that_batching_matters(sum_directory):
     with pytest.raises(ValueError, match="--tensor_parallel_size"):
         Source(sum_directory, backend="vllm", processes=2)

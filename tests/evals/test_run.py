@@ -126,6 +126,13 @@ def test_changed_settings_are_refused_unless_fresh(sum_directory, sum_file, tmp_
     assert generations(tmp_path) != before
 
 
+def test_a_run_that_failed_to_start_does_not_bind_the_next(sum_directory, sum_file, tmp_path, command):
+    words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--limit", "2", "--output_dir", tmp_path)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        command(*words, "--seed", 1, "--batch_size", 0)
+    assert command(*words) == 0
+
+
 def test_retrained_weights_are_refused(sum_model, sum_tokenizer, sum_file, tmp_path):
     import torch
 
@@ -195,9 +202,13 @@ def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_pa
         (("--n", "0"), "n=0"),
         (("--rule", "first"), "unknown multiple-choice rule 'first'"),
         (("--backend", "vlm"), "unknown backend 'vlm'"),
+        (("--backend", "vllm"), r"vllm is not installed. pip install 'qsft\[vllm\]'"),
+        (("--dtype", "flot32"), "unknown dtype 'flot32'; choose auto, float32"),
+        (("--dtype", "int8"), "unknown dtype 'int8'"),
         (("--batch_size", "0"), "batch_size=0"),
     ],
 )
-def test_bad_settings_are_refused(command, sum_directory, sum_file, tmp_path, words, message):
+def test_bad_settings_are_refused(command, sum_directory, sum_file, tmp_path, words, message, monkeypatch):
+    monkeypatch.setattr("qsft.evals.models.installed", lambda module: False)
     with pytest.raises(ValueError, match=message):
         command("eval", sum_directory, "--tasks", sum_file, "--output_dir", tmp_path, "--prompt", "plain", *words)

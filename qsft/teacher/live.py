@@ -14,12 +14,12 @@ from qsft.teacher.capture import teacher_rows
 class LiveTeacher:
     """The distributions of `model` at the label positions of a batch.
 
-    k = None gives the whole vocabulary, an integer the top-k as a cache would. A PEFT student is its own teacher: its
-    adapter is switched off for the call, and no second copy of the weights is needed.
+    k = None gives the whole vocabulary, an integer the top-k as a cache would. base = True makes a PEFT student its own
+    teacher: its adapter is switched off for the call, and no second copy of the weights is needed.
     """
 
-    def __init__(self, model: nn.Module, k: int | None = None) -> None:
-        self.model, self.k = model, k
+    def __init__(self, model: nn.Module, k: int | None = None, *, base: bool = False) -> None:
+        self.model, self.k, self.base = model, k, base
 
     def __repr__(self) -> str:
         return f"LiveTeacher({type(self.model).__name__}, k={self.k})"
@@ -36,7 +36,7 @@ class LiveTeacher:
         training = self.model.training
         self.model.eval()  # dropout would make the teacher noisy, and the student shares its modules
         try:
-            with adapter_off(self.model):
+            with adapter_off(self.model) if self.base else nullcontext():
                 return teacher_rows(self.model, input_ids, labels, attention_mask, position_ids, self.k)
         finally:
             self.model.train(training)

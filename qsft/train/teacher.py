@@ -86,7 +86,7 @@ class RunTeacher:
             source = TeacherSource(model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs))
             source.refuse_other_tokenizer(Vocabulary.of(tokenizer))
             model = source.load().requires_grad_(False)
-        return LiveTeacher(model, args.teacher_top_k)
+        return LiveTeacher(model, args.teacher_top_k, base=model is student)
 
     def fill(self, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: Any) -> TeacherCache:
         """The cache with the documents in it: those it lacks are computed first, by a teacher that is then let go."""

@@ -62,8 +62,8 @@ def test_a_peft_student_is_its_own_teacher_with_the_adapter_off(tiny_model, batc
     student.train()
     moved, _ = reference(student.eval(), batch)
     student.train()
-    rows = LiveTeacher(student)(**batch)
-    torch.testing.assert_close(rows.logps, want)
+    torch.testing.assert_close(LiveTeacher(student, base=True)(**batch).logps, want)
+    torch.testing.assert_close(LiveTeacher(student)(**batch).logps, moved)  # somebody's teacher that has an adapter
     assert (moved - want).abs().max() > 0.01
     assert student.training
     assert all(not layer.disable_adapters for name, layer in student.named_modules() if hasattr(layer, "lora_A"))

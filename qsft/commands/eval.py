@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from qsft.evals.run import evaluate, rescore
 
     if args.rescore:
+        refuse_unused(args)
         report = rescore(directory, args.tasks, data_dir=args.data_dir, rule=args.rule)
     else:
         changes = {name: getattr(args, name) for name in CHANGES if getattr(args, name) is not None}
@@ -80,6 +81,18 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{report}\n{directory / 'report.html'}")
     group.end()
     return 0
+
+
+def refuse_unused(args: argparse.Namespace) -> None:
+    """Refuse what would change the samples: --rescore draws none."""
+    settings = [name for name in (*CHANGES, "stop", "protocol", "limit", "fresh") if name != "rule"]
+    given = {name: getattr(args, name) for name in settings}
+    unused = [f"--{name}" for name, value in given.items() if value is not None and value is not False]
+    if unused:
+        raise ValueError(
+            f"--rescore grades what was generated before, all of it, so {', '.join(unused)} cannot be used with it. "
+            "Leave it out, or leave out --rescore to sample."
+        )
 
 
 def resolve(args: argparse.Namespace) -> tuple[str, str, str | None]:

@@ -92,7 +92,7 @@ def evaluate(
     )
     jobs = make_jobs(wanted, protocol, changes, data_dir, limit)
     store = Store(output_dir, group.rank)
-    _agree_on_settings(store, jobs, source, group, fresh)
+    _agree_on_settings(store, jobs, source, group, data_dir, fresh)
     with Grading() as grading:
         for job in jobs:
             draw(job, source, store, group, grading, silent)
@@ -109,19 +109,24 @@ def rescore(
     data_dir: str | Path | None = None,
     rule: str | None = None,
 ) -> Report:
-    """The report of generations that are already there, graded again; needs no model."""
+    """The report of generations that are already there, graded again; needs no model.
+
+    tasks: None is all of the run's. Their rows are read from where they were read then, unless data_dir says otherwise.
+    """
     store = Store(output_dir)
     recorded = store.settings()
     if not recorded:
         raise FileNotFoundError(f"{output_dir} holds no evaluation (settings.json is missing), so nothing to rescore.")
-    wanted = find_tasks(list(recorded) if tasks is None else tasks)
+    paths = [settings.get("path") or name for name, settings in recorded.items()]
+    wanted = find_tasks(paths if tasks is None else tasks)
     jobs = []
     for task in wanted:
         if task.name not in recorded:
             raise ValueError(f"{output_dir} holds no generations of {task.name!r}, only of {', '.join(recorded)}.")
         settings = recorded[task.name]
         chosen = Protocol(**{**settings["protocol"], **({"rule": rule} if rule else {})})
-        jobs.append(Job(task, load_documents(task, data_dir, settings["limit"]), chosen))
+        documents = load_documents(task, data_dir or settings.get("data_dir"), settings["limit"])
+        jobs.append(Job(task, documents, chosen))
     with Grading() as grading:
         return conclude(jobs, store, grading, recorded[wanted[0].name]["about"])
 
@@ -226,7 +231,9 @@ def make_notes(job: Job, generations: Sequence[Generation], about: Mapping[str, 
     return notes
 
 
-def _agree_on_settings(store: Store, jobs: Sequence[Job], source: Source, group: Processes, fresh: bool) -> None:
+def _agree_on_settings(
+    store: Store, jobs: Sequence[Job], source: Source, group: Processes, data_dir: str | Path | None, fresh: bool
+) -> None:
     """Refuse to continue generations that other settings made; record the settings of this run."""
     if group.rank == 0 and store.directory is not None:
         record = source.record()
@@ -244,9 +251,15 @@ def _agree_on_settings(store: Store, jobs: Sequence[Job], source: Source, group:
                 "made_by": made_by,
                 "protocol": job.protocol.record(),
                 "limit": len(job.documents),
+                "path": _absolute(job.task.path),
+                "data_dir": _absolute(data_dir),
             }
         store.write_json("settings.json", recorded)
     group.wait()
+
+
+def _absolute(path: str | Path | None) -> str | None:
+    return None if path is None else str(Path(path).resolve())
 
 
 def _refuse_change(task: str, old: Mapping[str, Any], new: Mapping[str, Any], directory: Path) -> None:

@@ -159,6 +159,27 @@ def test_rescore_needs_no_model(whole_run, sum_file, command, tmp_path, capsys):
         rescore(tmp_path)
 
 
+def test_rescore_finds_the_task_file_and_the_data_again(sum_directory, sum_file, tmp_path, command, monkeypatch):
+    words = ("eval", sum_directory, *FREE, "--limit", "2")
+    monkeypatch.chdir(sum_file.parent)
+    assert command(*words, "--tasks", sum_file.name, "--output_dir", tmp_path / "file") == 0
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "aime24.jsonl").write_text(sum_file.read_text("utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert command(*words, "--tasks", "aime24", "--data_dir", "data", "--output_dir", tmp_path / "named") == 0
+    monkeypatch.chdir("/")
+    assert rescore(tmp_path / "file").summary["tasks"]["sums"]["problems"] == 2
+    assert rescore(tmp_path / "named").summary["tasks"]["aime24"]["problems"] == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("--n", "0"), ("--limit", "3"), ("--protocol", "avg16"), ("--stop", "x"), ("--fresh",)]
+)
+def test_rescore_refuses_what_it_does_not_use(whole_run, command, words):
+    with pytest.raises(ValueError, match=f"--rescore grades what was generated before.*{words[0]} cannot be used"):
+        command("eval", "no/model", "--rescore", "--output_dir", whole_run[0], *words)
+
+
 def test_a_task_of_ones_own_with_prompt_and_grader_in_memory(sum_model, sum_tokenizer):
     documents = [Document(f"{a}+{b}", f"{a} + {b} =", str(a + b)) for a, b in ((1, 2), (3, 4), (9, 9))]
 

@@ -194,7 +194,8 @@ def _float(expression: Any) -> float | None:
     """The value of a real number; None for anything else and for what sympy calls real but cannot evaluate: log_1 5."""
     try:
         real = getattr(expression, "is_number", False) and getattr(expression, "is_real", False)
-        return float(expression) if real else None
+        number = float(expression) if real else math.nan
+        return number if math.isfinite(number) else None  # 10^400 and 10^500 are both inf
     except (ArithmeticError, TypeError, ValueError):
         return None
 

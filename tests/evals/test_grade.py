@@ -106,6 +106,12 @@ def test_lenient_accepts_small_errors_and_percentages_only_beside_the_exact_scor
     assert not grade(BOX % "3.15", r"\pi").lenient
 
 
+def test_numbers_beyond_a_float_are_not_close_to_each_other():
+    graded = grade(BOX % "10^{400}", "10^{500}")
+    assert (graded.correct, graded.lenient, graded.answer) == (False, False, "10^{400}")
+    assert grade(BOX % "10^{400}", "10^{400}").correct
+
+
 def test_garbage_is_wrong_quickly_and_the_judge_survives():
     garbage = r"\boxed{" + r"(]{\frac \sqrt[ " * 6000
     with Judges(1, time_limit=2) as judges:

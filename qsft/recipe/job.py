@@ -13,7 +13,7 @@ from qsft.recipe.settings import ORIGIN, RecipeSettings, split_batch
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
     from trl import ModelConfig
 
     from qsft.train.config import TargetSFTConfig
@@ -38,11 +38,32 @@ class Job:
         """The student's tokenizer."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(
-            self.model.model_name_or_path,
-            revision=self.model.model_revision,
-            trust_remote_code=self.args.trust_remote_code,
-        )
+        tokenizer: PreTrainedTokenizerBase = self._of_the_model(AutoTokenizer)
+        return tokenizer
+
+    @cached_property
+    def config(self) -> "PretrainedConfig":
+        """The student's configuration."""
+        from transformers import AutoConfig
+
+        config: PretrainedConfig = self._of_the_model(AutoConfig)
+        return config
+
+    def _of_the_model(self, kind: Any) -> Any:
+        """What transformers' `kind` finds under the model's name; an error that names the model if there is nothing."""
+        model = self.model
+        try:
+            return kind.from_pretrained(
+                model.model_name_or_path,
+                revision=model.model_revision,
+                trust_remote_code=self.args.trust_remote_code,
+            )
+        except OSError as error:
+            raise FileNotFoundError(
+                f"there is no model {model.model_name_or_path!r}: no directory here, and the hub did not give one "
+                f"({str(error).splitlines()[0]}). Check the path or the id; without a network give a local copy with "
+                "--model_name_or_path DIR."
+            ) from error
 
     @cached_property
     def data(self) -> TrainingData:
@@ -124,7 +145,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
         model.model_name_or_path, values["teacher_model_name_or_path"] = _demo_models(values.get("seed", 0))
     if model.model_name_or_path is None:
         raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
-    values.setdefault("output_dir", f"runs/{recipe.name}-{values.get('target', TargetSFTConfig.target)}")
+    values.setdefault("output_dir", recipe.output_dir)
     on_paper, processes = processes is not None, processes or launched_processes()
     if settings.global_batch_size is not None:
         wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)

@@ -38,22 +38,19 @@ class Plan:
     corpus: Corpus
     steps: int | str
     cache_bytes: int | None
+    cache_row_bytes: float
     memory: dict[str, Memory]
     full_logits: int
 
 
 def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
     """The plan of a recipe; the model is known by its config alone, no weights are read."""
-    from transformers import AutoConfig
-
     job = configure(recipe, processes=gpus)
-    config = AutoConfig.from_pretrained(
-        job.model.model_name_or_path, revision=job.model.model_revision, trust_remote_code=job.args.trust_remote_code
-    )
+    config = job.config
     corpus = survey(job)
     steps = optimiser_steps(job, corpus.documents)
     memory, full_logits = memory_plan(job, config, gpus, corpus)
-    return Plan(job, corpus, steps, cache_bytes(job, config, corpus), memory, full_logits)
+    return Plan(job, corpus, steps, cache_bytes(job, config, corpus), cache_row_bytes(job, config), memory, full_logits)
 
 
 def survey(job: Job) -> Corpus:
@@ -76,21 +73,28 @@ def survey(job: Job) -> Corpus:
         return Corpus(len(dataset), limit, None, limit, "label tokens are known after TRL's preparation")
     lengths = [min(len(ids), limit or len(ids)) for ids in dataset["input_ids"]]
     labels = [sum(label != -100 for label in row[:limit]) for row in dataset["labels"]]
+    if job.args.packing and limit is not None:  # rows are filled with documents, and all of it may be labels
+        return Corpus(len(dataset), limit, sum(labels), limit)
     return Corpus(len(dataset), max(lengths), sum(labels), max(labels))
 
 
 def cache_bytes(job: Job, config: "PretrainedConfig", corpus: Corpus) -> int | None:
     """Size of the teacher's cache on disk; 0 when the target reads none, None when the label tokens are unknown."""
     from qsft.targets.zoo import make_target
-    from qsft.teacher.encoding import row_bytes
 
     target = make_target(job.args.target, **(job.args.target_kwargs or {}))
     if "teacher" not in target.needs or job.args.teacher_live:
         return 0
     if corpus.label_tokens is None:
         return None
-    per_row = row_bytes(job.args.teacher_cache_encoding, job.args.teacher_top_k, config.get_text_config().vocab_size)
-    return int(corpus.label_tokens * per_row) + corpus.documents * INDEX_BYTES
+    return int(corpus.label_tokens * cache_row_bytes(job, config)) + corpus.documents * INDEX_BYTES
+
+
+def cache_row_bytes(job: Job, config: "PretrainedConfig") -> float:
+    """Bytes of the teacher's cache per label token."""
+    from qsft.teacher.encoding import row_bytes
+
+    return row_bytes(job.args.teacher_cache_encoding, job.args.teacher_top_k, config.get_text_config().vocab_size)
 
 
 def memory_plan(job: Job, config: "PretrainedConfig", gpus: int, corpus: Corpus) -> tuple[dict[str, Memory], int]:
@@ -125,7 +129,7 @@ def lines(plan: Plan) -> Iterator[tuple[str, Any]]:
     yield "documents", f"{corpus.documents:,}" + (f" ({corpus.note})" if corpus.note else "")
     if corpus.label_tokens is not None:
         yield "label tokens", f"{corpus.label_tokens:,} ({corpus.label_tokens / corpus.documents:.0f} per document)"
-    unknown = f"about {args.teacher_top_k * 6 + 3} bytes per label token"
+    unknown = f"about {plan.cache_row_bytes:.0f} bytes per label token"
     if plan.cache_bytes != 0:
         form = f"top {args.teacher_top_k}, {args.teacher_cache_encoding}"
         yield "teacher cache", f"{unknown if plan.cache_bytes is None else size(plan.cache_bytes)} ({form})"

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from qsft.recipe.settings import ALIASES, ORIGIN, RecipeSettings, keys
+from qsft.recipe.launcher import LAUNCHER_KEYS
+from qsft.recipe.settings import ALIASES, ORIGIN, RecipeSettings, keys, run_name
 from qsft.recipe.values import complaint, fits, loose, parse_words
 from qsft.targets.checks import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
+DEFAULT_TARGET = "target"  # TargetSFTConfig's
 Owner = TypeVar("Owner")
 
 
@@ -38,6 +40,16 @@ class Recipe:
     def settings(self) -> RecipeSettings:
         """The settings that neither the model nor the trainer knows."""
         return RecipeSettings(**self.part(RecipeSettings))
+
+    @property
+    def output_dir(self) -> str:
+        """Where a run goes that says nothing else: apart from those with other words for the target."""
+        hparams: dict[str, Any] = {}
+        for key, value, _ in read_overrides(self.overrides):
+            name, _, inner = key.partition(".")
+            if name == "target_kwargs":
+                hparams |= {inner: value} if inner else value or {}
+        return f"runs/{self.name}-{run_name(self.values.get('target', DEFAULT_TARGET), hparams)}"
 
 
 class Entry(NamedTuple):
@@ -63,6 +75,7 @@ def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) 
     for key, value, place in given:
         key, _, inner = key.partition(".")
         values[key] = {**_as_dict(values.get(key), place), inner: value} if inner else value
+    values |= _own_protocol(values, given)
     return Recipe(path.stem if path else "run", path, values, tuple(overrides), set_aside)
 
 
@@ -71,6 +84,13 @@ def _void(values: Mapping[str, Any], given: Sequence[Entry]) -> list[str]:
     replaced = {entry.key for entry in given if entry.value != values.get(entry.key)}
     said = {"target": ("target_kwargs",), "dataset": ORIGIN if "dataset" in values else ()}
     return [key for about, keys in said.items() if about in replaced for key in keys if key in values]
+
+
+def _own_protocol(values: Mapping[str, Any], given: Sequence[Entry]) -> dict[str, str]:
+    """The evaluation protocol that the file has for this target, unless the command line asks for another one."""
+    own = (values.get("target_protocols") or {}).get(values.get("target", DEFAULT_TARGET))
+    asked = any(entry.key == "eval_protocol" for entry in given)
+    return {"eval_protocol": own} if own and not asked else {}
 
 
 def find_recipe(path_or_name: str | Path) -> Path:
@@ -169,6 +189,11 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _known(name: str, place: str) -> Any:
+    if name in LAUNCHER_KEYS:
+        raise ValueError(
+            f"{place}: {name!r} is an option of the launcher, not a key of a recipe. Give it to `qsft train` together "
+            "with --accelerate_config ddp (or fsdp2, zero3, cpu, a file)."
+        )
     if name not in keys():
         raise ValueError(f"{place}: {name!r} is not a key.{did_you_mean(name, keys())} `qsft train --keys` lists all.")
     return keys()[name]

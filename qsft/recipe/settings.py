@@ -1,5 +1,6 @@
 """The keys of a recipe: the data room's, the model's, the trainer's, and the few that only a recipe knows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
@@ -33,6 +34,10 @@ class RecipeSettings(DataSettings):
     )
     eval_protocol: str | None = field(
         default=None, metadata={"help": "How `qsft eval RECIPE` samples and grades, such as paper-math or avg16."}
+    )
+    target_protocols: dict[str, str] | None = field(
+        default=None,
+        metadata={"help": 'Targets that are evaluated otherwise than by eval_protocol: {"target": "avg16"}.'},
     )
     dry_run: bool = field(
         default=False, metadata={"help": "Print configuration, data, steps and the state of the cache, and stop."}
@@ -70,6 +75,15 @@ def keys() -> dict[str, Key]:
                 choices = tuple(item.metadata.get("choices", ()))
                 table[item.name] = Key(owner, hints[item.name], item.metadata.get("help", ""), choices)
     return table
+
+
+def run_name(target: str, hparams: Mapping[str, Any]) -> str:
+    """What a run's directory is called: the target and what is special about it.
+
+    >>> run_name("target", {"eta": 0.2})
+    'target-eta0.2'
+    """
+    return "-".join([target, *(f"{key}{value}" for key, value in hparams.items())])
 
 
 def split_batch(global_batch: int, per_device: int, processes: int) -> tuple[int, int]:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qsft.recipe.job import configure
 from qsft.recipe.launcher import accelerate_command, split_words
-from qsft.recipe.read import find_recipe, packaged_recipes, read_recipe
+from qsft.recipe.read import DEFAULT_TARGET, find_recipe, packaged_recipes, read_recipe
 from qsft.recipe.settings import divisors, split_batch
 
 
@@ -99,6 +100,20 @@ def test_another_target_starts_from_its_own_defaults(recipe_file):
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "protocol"),
+    [
+        ([], "paper-math-7b-openr1"),
+        (["--target", "kd_hybrid"], "paper-math-7b-openr1"),
+        (["--target", "sft"], "paper-math"),
+        (["--target", "dft"], "paper-math"),
+        (["--eval_protocol", "avg16"], "avg16"),
+    ],
+)
+def test_the_papers_exception_of_the_protocol_is_for_kd_and_target_sft(words, protocol):
+    assert read_recipe("openr1_qwen_math_7b", words).settings.eval_protocol == protocol
+
+
 def test_another_data_set_starts_from_its_own_defaults(recipe_file):
     path = recipe_file("dataset: openr1\nsample_rows: 9\ndata_dir: here\nprompt: boxed\n")
     recipe = read_recipe(path, ["--dataset_name", "other", "--data_dir", "there"])
@@ -115,6 +130,7 @@ def test_another_data_set_starts_from_its_own_defaults(recipe_file):
         (["--seed", "1", "2"], "--seed: takes one value"),
         (["--seed"], "--seed: needs a value"),
         (["--prompt", "poem"], "--prompt: 'poem' is not one of question, boxed"),
+        (["--num_processes", "4"], "an option of the launcher, .* --accelerate_config ddp"),
         (["oops", "--seed", "1"], "'oops' is not an option"),
     ],
 )
@@ -162,6 +178,28 @@ def test_split_words_takes_one_value_each_and_keeps_the_order():
     own, rest = split_words(["--c", "3", "r", "--a", "1", "--b=2", "x"], ("b", "c"))
     assert own == ["--c", "3", "--b=2"]
     assert rest == ["r", "--a", "1", "x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "directory"),
+    [
+        ([], "runs/demo-target"),
+        (["--target", "sft"], "runs/demo-sft"),
+        (["--target_kwargs.eta", "0.2"], "runs/demo-target-eta0.2"),
+        (["--target_kwargs", '{"eta": 1.0, "tail": "ghost"}'], "runs/demo-target-eta1.0-tailghost"),
+        (["--target=kd_hybrid", "--target_kwargs.c=0.5"], "runs/demo-kd_hybrid-c0.5"),
+        (["--target_kwargs.eta", "0.2", "--output_dir", "mine"], "mine"),
+    ],
+)
+def test_runs_with_other_hyper_parameters_go_apart(words, directory):
+    small = ["--model_name_or_path", "unread", "--max_steps", "1"]
+    assert configure(read_recipe("demo", [*words, *small]), processes=1).args.output_dir == directory
+
+
+def test_the_default_target_is_the_trainers():
+    from qsft.train.config import TargetSFTConfig
+
+    assert TargetSFTConfig.target == DEFAULT_TARGET
 
 
 def test_json_written_by_a_program_is_a_recipe_too(recipe_file):

@@ -116,6 +116,14 @@ def test_an_evaluation_on_the_training_rows_is_refused(tiny_run, capsys):
     assert "has no split 'test'" in capsys.readouterr().err
 
 
+def test_a_model_that_is_nowhere_is_named(tiny_run, capsys):
+    words = ["--data_dir", str(tiny_run("numina").data), "--use_cpu", "true", "--bf16", "false", "--dry_run"]
+    assert main(["train", "numina_qwen_math_1p5b", *words]) == 2
+    said = capsys.readouterr().err
+    assert "there is no model 'Qwen/Qwen2.5-Math-1.5B'" in said
+    assert "--model_name_or_path DIR" in said
+
+
 def test_every_key_has_help(capsys):
     assert main(["train", "--keys"]) == 0
     printed = capsys.readouterr().out

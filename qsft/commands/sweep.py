@@ -43,12 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
     _, own = split_words(args.overrides, ("accelerate_config", *LAUNCHER_KEYS))
     recipe = read_recipe(args.recipe, own)  # a wrong key is refused now, not in the third run
-    words = shlex.split(args.eval)
-    for option, key in (("--tasks", "eval_tasks"), ("--protocol", "eval_protocol")):
-        if option not in words and recipe.values.get(key):
-            words += [option, recipe.values[key]]
     directory = Path(args.directory or f"sweeps/{recipe.name}")
-    sweep = Sweep(args.recipe, expand_grid(args.grid), directory, args.overrides, words)
+    sweep = Sweep(args.recipe, expand_grid(args.grid), directory, args.overrides, shlex.split(args.eval))
     print(sweep.plan())
     if not args.dry_run:
         sweep.execute()

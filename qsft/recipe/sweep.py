@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qsft.recipe.launcher import run_child
+from qsft.recipe.launcher import LAUNCHER_KEYS, run_child, split_words
+from qsft.recipe.read import read_recipe
+from qsft.recipe.settings import run_name
 from qsft.recipe.values import loose
 from qsft.targets.checks import did_you_mean
 from qsft.targets.zoo import TARGETS, make_target
@@ -31,8 +33,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's directory: the target and what is special about it."""
-        return "-".join([self.target, *(f"{key}{value}" for key, value in self.hparams.items())])
+        """The run's directory."""
+        return run_name(self.target, self.hparams)
 
     @property
     def words(self) -> list[str]:
@@ -83,36 +85,50 @@ class Sweep:
     runs: list[Run]
     directory: Path
     train_words: list[str]
-    eval_words: list[str]
+    eval_words: list[str]  # what the recipe says of tasks and protocol is added
 
     def commands(self, run: Run) -> dict[str, list[str]]:
         """What is started for a run, in order."""
         output = self.directory / run.name
         qsft = [sys.executable, "-m", "qsft"]
         train = [*qsft, "train", self.recipe, *run.words, "--output_dir", str(output), *self.train_words]
-        if any(output.glob("checkpoint-*")):
+        if any(self._checkpoints(run)):
             train += ["--resume_from_checkpoint", "last"]
-        return {"train": train, "eval": [*qsft, "eval", str(output), *self.eval_words]}
+        return {"train": train, "eval": [*qsft, "eval", str(output), *self.words(run)["eval"]]}
+
+    def words(self, run: Run) -> dict[str, list[str]]:
+        """What the results of a run depend on; on how many processes it ran is not part of it."""
+        _, own = split_words(self.train_words, ("accelerate_config", *LAUNCHER_KEYS))
+        values = read_recipe(self.recipe, [*run.words, *own]).values  # the protocol may be the target's own
+        words = list(self.eval_words)
+        for option, key in (("--tasks", "eval_tasks"), ("--protocol", "eval_protocol")):
+            if option not in words and values.get(key):
+                words += [option, values[key]]
+        return {"train": [self.recipe, *own], "eval": words}
 
     def plan(self) -> str:
-        """The runs and what is left to do for each."""
-        done = self.state()
+        """The runs and what is left to do for each; runs that were begun with other words are refused."""
         lines = [f"{len(self.runs)} runs of {self.recipe} in {self.directory}, one teacher cache:"]
         for run in self.runs:
-            left = [step for step in ("train", "eval") if step not in done.get(run.name, [])]
+            self._refuse_other_words(run)
+            left = [step for step in ("train", "eval") if step not in self.done(run)]
             lines.append(f"  {run.name:32} {' then '.join(left) or 'done'}")
         return "\n".join(lines)
 
-    def state(self) -> dict[str, list[str]]:
-        """The finished steps of each run."""
+    def state(self) -> dict[str, dict[str, list[str]]]:
+        """Of each run that was begun: the words of its training and evaluation, and the steps that are done."""
         file = self.directory / "sweep.json"
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    def done(self, run: Run) -> list[str]:
+        """The finished steps of a run."""
+        return self.state().get(run.name, {}).get("done", [])
 
     def execute(self) -> Path:
         """Run what is not done yet, then compare all runs with the first; the comparison's page."""
         for number, run in enumerate(self.runs, 1):
             for step, command in self.commands(run).items():
-                if step not in self.state().get(run.name, []):
+                if step not in self.done(run):
                     print(f"\n[{number}/{len(self.runs)}] {run.name}: {step}\n{shlex.join(command[1:])}", flush=True)
                     self._start(run, step, command)
         return self.compare()
@@ -126,14 +142,29 @@ class Sweep:
         print(f"\n{comparison}\n{page}")
         return page
 
+    def _refuse_other_words(self, run: Run) -> None:
+        begun, done = self.state().get(run.name, {}), self.done(run)
+        kept = {"train": "train" in done or any(self._checkpoints(run)), "eval": "eval" in done}
+        for step, words in self.words(run).items():
+            if kept[step] and begun.get(step) != words:
+                raise ValueError(
+                    f"the {step} step of {run.name} in {self.directory} was begun with other words: "
+                    f"`{shlex.join(begun.get(step, ['unknown']))}` there, `{shlex.join(words)}` now. "
+                    f"Give another --directory, or delete {self.directory / run.name} and its entry in sweep.json."
+                )
+
+    def _checkpoints(self, run: Run) -> Iterator[Path]:
+        return (self.directory / run.name).glob("checkpoint-*")
+
     def _start(self, run: Run, step: str, command: list[str]) -> None:
         """Run one step and write down that it is finished; a training that a signal stopped leaves with 0 too."""
         trained = self.directory / run.name / TRAINED
         if step == "train":
             trained.unlink(missing_ok=True)  # of a run that was here before
+        self._record(run, self.done(run))
         code, signalled = run_child(command, lambda child: [child])
         if code == 0 and trained.is_file():
-            self._record(run, step)
+            self._record(run, [*self.done(run), step])
         elif not signalled:
             raise ValueError(
                 f"the sweep stopped: {step} of {run.name} {'failed' if code else 'was stopped'} (its message stands "
@@ -142,9 +173,9 @@ class Sweep:
         if signalled:
             raise KeyboardInterrupt  # the command says that it can be repeated
 
-    def _record(self, run: Run, step: str) -> None:
-        state = self.state()
-        state.setdefault(run.name, []).append(step)
+    def _record(self, run: Run, done: list[str]) -> None:
+        state = {**self.state(), run.name: {**self.words(run), "done": done}}
         temporary = self.directory / "sweep.json.tmp"
+        self.directory.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(state, indent=1), encoding="utf-8")
         temporary.replace(self.directory / "sweep.json")

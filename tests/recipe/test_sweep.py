@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from qsft.cli import main
-from qsft.recipe.sweep import Run, expand_grid
+from qsft.recipe.sweep import Run, Sweep, expand_grid
 
 
 def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
@@ -34,6 +34,18 @@ def test_a_wrong_grid_is_refused_before_anything_runs(grid, words):
         expand_grid(grid)
 
 
+def test_every_run_is_evaluated_by_the_protocol_of_its_target(tmp_path):
+    runs = expand_grid(["target=sft,dft,kd_hybrid,target"])
+    sweep = Sweep(
+        "openr1_qwen_math_7b", runs, tmp_path, ["--learning_rate", "1e-5", "--num_processes", "8"], ["--n", "2"]
+    )
+    protocols = [sweep.commands(run)["eval"][-5:] for run in runs]
+    assert [words[-1] for words in protocols] == ["paper-math"] * 2 + ["paper-math-7b-openr1"] * 2
+    assert protocols[0][:-1] == ["2", "--tasks", "math", "--protocol"]
+    chosen = Sweep("openr1_qwen_math_7b", runs, tmp_path, [], ["--protocol", "avg16"])
+    assert chosen.words(runs[3])["eval"] == ["--protocol", "avg16", "--tasks", "math"]
+
+
 def local_words(tiny_files):
     """The overrides that make the recipe a run of seconds on a CPU."""
     return (
@@ -53,7 +65,7 @@ def test_two_runs_are_trained_evaluated_and_compared_and_a_second_call_does_noth
     words += ["--eval", "--tasks sums.jsonl --samples 2 --max_new_tokens 4", *local_words(tiny_files)]
     assert main(words) == 0
     state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
-    assert state == {"sft": ["train", "eval"], "target": ["train", "eval"]}
+    assert {name: run["done"] for name, run in state.items()} == {name: ["train", "eval"] for name in ("sft", "target")}
     comparison = json.loads((tmp_path / "sweep" / "comparison" / "comparison.json").read_text())
     assert comparison["baseline"].startswith("sft")
     assert (tmp_path / "caches" / "numina_qwen_math_1p5b" / "manifest.json").is_file()  # one cache for all
@@ -64,12 +76,22 @@ def test_two_runs_are_trained_evaluated_and_compared_and_a_second_call_does_noth
     assert "sft                              done" in said
     assert "train\n" not in said
 
+    assert main([*words, "--num_processes", "1", "--dry_run"]) == 0  # where it runs is no other setting
+    assert main([*words, "--learning_rate", "1e-3"]) == 2
+    said = capfd.readouterr().err
+    assert "the train step of sft in sweep was begun with other words" in said
+    assert "--learning_rate 1e-3` now" in said
+    words[words.index("--eval") + 1] += " --limit 1"
+    assert main(words) == 2
+    assert "the eval step of sft in sweep was begun with other words" in capfd.readouterr().err
+
 
 def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, tiny_files, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--directory", "sweep"]
     assert main([*words, "--model_name_or_path", str(tmp_path / "nosuch"), "--use_cpu", "true", "--bf16", "false"]) == 2
     assert "the sweep stopped: train of sft failed" in capfd.readouterr().err
+    assert main([*words, "--model_name_or_path", "other", "--dry_run"]) == 0  # nothing is kept that would not fit
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
@@ -93,4 +115,6 @@ def test_a_signal_waits_for_the_checkpoint_and_the_run_is_not_called_trained(num
     assert "the same command goes on" in errors
     assert "Traceback" not in errors
     assert list((tmp_path / "sweep" / "sft").glob("checkpoint-*/trainer_state.json"))
-    assert not (tmp_path / "sweep" / "sweep.json").exists()
+    assert json.loads((tmp_path / "sweep" / "sweep.json").read_text())["sft"]["done"] == []
+    assert main([*words, "--directory", str(tmp_path / "sweep"), "--dry_run"]) == 0
+    assert main([*words, "--directory", str(tmp_path / "sweep"), "--seed", "7"]) == 2  # a checkpoint of another seed

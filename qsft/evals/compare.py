@@ -15,6 +15,7 @@ import numpy as np
 from qsft.evals import stats
 from qsft.evals.page import points_with_intervals, write_page
 from qsft.evals.report import percent, with_interval
+from qsft.evals.store import Store
 from qsft.jsonl import read_lines, write_json, write_text
 
 PerProblem = dict[str, float]  # document → share of right samples
@@ -66,6 +67,7 @@ def compare(runs: Sequence[str | Path], paper: str | Path | None = None) -> Comp
         "difference": {name: _differences(per_problem[names[0]], per_problem[name]) for name in names[1:]},
         "left_out": {task: max(len(scores[name][task]) for name in names) - len(shared[task]) for task in tasks},
         "paper": read_paper(Path(paper), tasks) if paper is not None else {},
+        "notes": unlike_settings(dict(zip(names, map(read_settings, map(Path, runs)), strict=True)), tasks),
     }
     return Comparison(summary)
 
@@ -92,6 +94,28 @@ def read_scores(run: Path) -> dict[str, PerProblem]:
             samples.setdefault(row["document"], []).append(row["correct"])
         scores[path.stem] = {document: float(np.mean(correct)) for document, correct in samples.items()}
     return scores
+
+
+def read_settings(run: Path) -> dict[str, dict[str, Any]]:
+    """How each task of a run was drawn, asked and read, as far as its settings.json says."""
+    recorded = Store(run).settings()
+    return {
+        task: {**one["protocol"], **{name: one["about"][name] for name in ("backend", "dtype")}}
+        for task, one in recorded.items()
+    }
+
+
+def unlike_settings(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], tasks: Sequence[str]) -> list[str]:
+    """A line for every setting that is not the same in all runs, with the tasks it concerns."""
+    concerned: dict[str, list[str]] = {}
+    for task in tasks:
+        found = {run: settings[task] for run, settings in runs.items() if task in settings}
+        for key in dict.fromkeys(key for one in found.values() for key in one):
+            values = {run: one.get(key) for run, one in found.items()}
+            if any(value != next(iter(values.values())) for value in values.values()):
+                text = ", ".join(f"{value} in {run}" for run, value in values.items())
+                concerned.setdefault(f"{key} is {text}", []).append(task)
+    return [f"{', '.join(names)}: {text}." for text, names in concerned.items()]
 
 
 def shared_problems(runs: Sequence[PerProblem], task: str) -> list[str]:
@@ -142,6 +166,7 @@ def to_markdown(summary: Mapping[str, Any]) -> str:
     for name, cells in summary["difference"].items():
         lines.append(_row(name, [_signed(cells[task]) for task in tasks]))
     lines += ["", "- * marks an interval without 0. Differences are paired by problem."]
+    lines += [f"- Not measured alike: {note}" for note in summary["notes"]]
     lines += [
         f"- {task}: {n} problems that not every run has are left out." for task, n in summary["left_out"].items() if n
     ]

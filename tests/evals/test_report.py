@@ -10,6 +10,7 @@ import pytest
 from qsft.evals.compare import compare, run_names
 from qsft.evals.grade import Grade
 from qsft.evals.page import to_html, write_report_page
+from qsft.evals.protocol import Protocol
 from qsft.evals.report import Result, make_report, task_numbers
 from qsft.evals.request import Generation
 from qsft.evals.store import Store
@@ -137,6 +138,21 @@ def test_problems_that_not_every_run_has_are_left_out_and_said(tmp_path):
     assert comparison.summary["problems"] == {"t": 3}
     assert "t: 1 problems that not every run has are left out" in str(comparison)
     assert run_names([first, second]) == ["x/eval", "y/eval"]
+
+
+def test_settings_that_differ_are_said(runs, tmp_path):
+    assert compare(runs[:2]).summary["notes"] == []
+    third = write_run(tmp_path / "c", {"t": TABLE, "only_a": TABLE})
+    about = {"backend": "transformers", "dtype": "float32"}
+    for run, temperature, prompt in ((runs[0], 1.0, "boxed"), (third, 0.7, "plain")):
+        protocols = {"t": Protocol(temperature=temperature), "only_a": Protocol(temperature=temperature, prompt=prompt)}
+        settings = {task: {"protocol": one.record(), "about": about} for task, one in protocols.items()}
+        Store(run).write_json("settings.json", settings)
+    said = str(compare([runs[0], third]))
+    assert "- Not measured alike: only_a, t: temperature is 1.0 in a, 0.7 in c." in said
+    assert "- Not measured alike: only_a: prompt is boxed in a, plain in c." in said
+    assert said.count("Not measured alike") == 2
+    assert "Not measured alike" not in str(compare(runs[:2]))  # b does not say how it was made
 
 
 def test_bad_comparisons_are_refused(runs, tmp_path):

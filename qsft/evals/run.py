@@ -54,10 +54,11 @@ class Job:
         """What the finished task consists of, in order."""
         return [(document.id, sample) for document in self.documents for sample in range(self.protocol.n)]
 
-    def record(self) -> dict[str, Any]:
-        """The settings that generations depend on; how they are graded may change."""
+    def record(self, first: int | None = None) -> dict[str, Any]:
+        """The settings that generations (of the first documents) depend on; how they are graded may change."""
         settings = {name: value for name, value in self.protocol.record().items() if name not in ("rule", "prompt")}
-        asked = json.dumps([[key, list(p) if not isinstance(p, str) else p] for key, p in self.prompts.items()])
+        prompts = list(self.prompts.items())[:first]
+        asked = json.dumps([[key, list(p) if not isinstance(p, str) else p] for key, p in prompts])
         return {**settings, "prompts": blake2b(asked.encode(), digest_size=16).hexdigest()}
 
 
@@ -124,9 +125,11 @@ def rescore(
         if task.name not in recorded:
             raise ValueError(f"{output_dir} holds no generations of {task.name!r}, only of {', '.join(recorded)}.")
         settings = recorded[task.name]
-        chosen = Protocol(**{**settings["protocol"], **({"rule": rule} if rule else {})})
+        chosen = find_protocol(Protocol(**settings["protocol"]), {"rule": rule} if rule else {})
         documents = load_documents(task, data_dir or settings.get("data_dir"), settings["limit"])
         jobs.append(Job(task, documents, chosen))
+        settings["protocol"] = chosen.record()  # a comparison reads which rule made the grades
+    store.write_json("settings.json", recorded)
     with Grading() as grading:
         return conclude(jobs, store, grading, recorded[wanted[0].name]["about"])
 
@@ -245,7 +248,7 @@ def _agree_on_settings(
                 recorded.pop(name, None)
             store.repair(name)
             if name in recorded and store.holds(name):  # a run that failed to start left settings, but no generations
-                _refuse_change(name, recorded[name]["made_by"], made_by, store.directory)
+                _refuse_change(job, record, recorded[name], store.directory)
             recorded[name] = {
                 "about": source.about(),
                 "made_by": made_by,
@@ -262,10 +265,16 @@ def _absolute(path: str | Path | None) -> str | None:
     return None if path is None else str(Path(path).resolve())
 
 
-def _refuse_change(task: str, old: Mapping[str, Any], new: Mapping[str, Any], directory: Path) -> None:
-    changed = [f"{key} was {old.get(key)!r}, is {new.get(key)!r}" for key in new if old.get(key) != new[key]]
+def _refuse_change(job: Job, record: Mapping[str, Any], recorded: Mapping[str, Any], directory: Path) -> None:
+    """Refuse other settings than the recorded. More samples or problems add to what is there, fewer would delete."""
+    old = {"limit": recorded["limit"], **recorded["made_by"]}
+    new = {"limit": len(job.documents), **record, **job.record(recorded["limit"])}
+    more = {name for name in ("limit", "n") if new[name] > old[name]}
+    unknown = {"prompts"} if new["limit"] < old["limit"] else set()  # of all of them, of which only some are here
+    compared = [key for key in new if key not in more | unknown]
+    changed = [f"{key} was {old.get(key)!r}, is {new[key]!r}" for key in compared if old.get(key) != new[key]]
     if changed:
         raise ValueError(
-            f"{directory} holds generations of {task!r} made with other settings: {'; '.join(changed)}. Give another "
-            "--output_dir, or --fresh to delete them and start again."
+            f"{directory} holds generations of {job.task.name!r} made with other settings: {'; '.join(changed)}. Give "
+            "another --output_dir, or --fresh to delete them and start again."
         )

@@ -12,6 +12,7 @@ import pytest
 
 from qsft.evals.grade import Grade
 from qsft.evals.run import evaluate, rescore
+from qsft.evals.store import Store
 from qsft.evals.tasks import Document, Task
 
 FREE = ("--prompt", "plain", "--samples", "4", "--max_new_tokens", "8")
@@ -126,6 +127,19 @@ def test_changed_settings_are_refused_unless_fresh(sum_directory, sum_file, tmp_
     assert generations(tmp_path) != before
 
 
+def test_more_samples_and_problems_add_to_what_is_there(sum_directory, sum_file, whole_run, tmp_path, command, capsys):
+    words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path)
+    assert command(*words, "--limit", 3, "--n", 2) == 0
+    assert command(*words, "--limit", 3) == 0
+    assert "sums: 12/12 samples" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"other settings: limit was 3, is 2; n was 4, is 2\. Give another"):
+        command(*words, "--limit", 2, "--n", 2)
+    assert command(*words) == 0
+    assert generations(tmp_path) == generations(whole_run[0])
+    with pytest.raises(ValueError, match="prompts was"):
+        command(*words, "--n", 5, "--prompt", "plain-boxed")
+
+
 def test_a_run_that_failed_to_start_does_not_bind_the_next(sum_directory, sum_file, tmp_path, command):
     words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--limit", "2", "--output_dir", tmp_path)
     with pytest.raises(ValueError, match="batch_size=0"):
@@ -155,6 +169,8 @@ def test_rescore_needs_no_model(whole_run, sum_file, command, tmp_path, capsys):
     assert rescore(whole_run[0], str(wrong)).accuracy("sums") == 0
     assert command("eval", "no/model", "--rescore", "--output_dir", whole_run[0], "--tasks", sum_file) == 0
     assert (whole_run[0] / "summary.json").read_text(encoding="utf-8") == before
+    with pytest.raises(ValueError, match="unknown multiple-choice rule 'first'"):
+        rescore(whole_run[0], str(sum_file), rule="first")
     with pytest.raises(FileNotFoundError, match="nothing to rescore"):
         rescore(tmp_path)
 
@@ -168,6 +184,8 @@ def test_rescore_finds_the_task_file_and_the_data_again(sum_directory, sum_file,
     monkeypatch.chdir(tmp_path)
     assert command(*words, "--tasks", "aime24", "--data_dir", "data", "--output_dir", tmp_path / "named") == 0
     monkeypatch.chdir("/")
+    rescore(tmp_path / "file", rule="last-letter")
+    assert Store(tmp_path / "file").settings()["sums"]["protocol"]["rule"] == "last-letter"
     assert rescore(tmp_path / "file").summary["tasks"]["sums"]["problems"] == 2
     assert rescore(tmp_path / "named").summary["tasks"]["aime24"]["problems"] == 2
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast, training_args
 
 from qsft.losses import head
-from qsft.processes import process_group
+from qsft.processes import leave, process_group
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
 

@@ -1,13 +1,13 @@
 """Rows from the hub, a local file or a local directory, with errors that say what would work instead."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Protocol
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from qsft.data.sources import SOURCES, Source
+from qsft.targets.checks import did_you_mean
 
 # File ending → the loader of `datasets` that reads it.
 LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
@@ -65,10 +65,9 @@ def _hub(place: str, name: str, where: Where) -> Dataset:
     try:
         return load_dataset(place, where.dataset_config, split=where.dataset_split, revision=where.dataset_revision)
     except OSError as error:  # no network, no such data set, no access: the hub's errors are all OSErrors
-        close = get_close_matches(name, SOURCES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         raise OSError(
-            f"the data set {place!r} could not be loaded from the hub ({type(error).__name__}: {error}).{hint} "
+            f"the data set {place!r} could not be loaded from the hub ({type(error).__name__}: {error})."
+            f"{did_you_mean(name, SOURCES)} "
             f"Without a network, give the same rows with --data_dir FILE_OR_DIRECTORY ({', '.join(LOADERS)})."
         ) from error
 

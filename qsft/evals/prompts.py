@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from qsft.targets.checks import did_you_mean
+from qsft.turns import BOXED, SYSTEM, render_turns
+
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
-
-BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Preset:
 
 
 PRESETS = {
-    "boxed": Preset(system="You are a helpful assistant.", suffix="\n" + BOXED),  # the paper's, math and medical
+    "boxed": Preset(system=SYSTEM, suffix="\n" + BOXED),  # the paper's, math and medical
     "question": Preset(),
     "qwen-math": Preset(system=BOXED),
     "plain": Preset(chat=False),
@@ -43,9 +42,7 @@ PRESETS = {
 def find_preset(name: str) -> Preset:
     """The preset of that name."""
     if name not in PRESETS:
-        close = get_close_matches(name, PRESETS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown prompt {name!r}.{hint} Known: {', '.join(PRESETS)}.")
+        raise ValueError(f"unknown prompt {name!r}.{did_you_mean(name, PRESETS)} Known: {', '.join(PRESETS)}.")
     return PRESETS[name]
 
 
@@ -57,17 +54,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
         return _ids(tokenizer, prompt, special=not marked)
     if not prompt or isinstance(prompt[0], int):
         return [int(token) for token in prompt]  # type: ignore[arg-type]
-    messages: list[Any] = [dict(message) for message in prompt]  # type: ignore[arg-type]
-    if tokenizer.chat_template:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return _ids(tokenizer, str(text), special=False)
-    if "<|start_header_id|>" not in tokenizer.get_vocab():
-        raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no chat template, so the prompt's turns cannot be written. "
-            "Choose a prompt without turns (--prompt plain-boxed), or set `tokenizer.chat_template`."
-        )
-    turns = "".join(f"<|start_header_id|>{m['role']}<|end_header_id|>\n\n{m['content']}<|eot_id|>" for m in messages)
-    text = f"{tokenizer.bos_token or ''}{turns}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    text = render_turns(tokenizer, [dict(message) for message in prompt])  # type: ignore[arg-type]
     return _ids(tokenizer, text, special=False)
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 from qsft.evals.choice import RULES
+from qsft.targets.checks import did_you_mean
 
 STOP = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
 
@@ -69,9 +69,9 @@ def find_protocol(
     if wanted is None:
         wanted = "paper-medical" if multiple_choice else "paper-math"
     if isinstance(wanted, str) and wanted not in PROTOCOLS:
-        close = get_close_matches(wanted, PROTOCOLS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown protocol {wanted!r}.{hint} Known: {', '.join(PROTOCOLS)}.")
+        raise ValueError(
+            f"unknown protocol {wanted!r}.{did_you_mean(wanted, PROTOCOLS)} Known: {', '.join(PROTOCOLS)}."
+        )
     protocol = PROTOCOLS[wanted] if isinstance(wanted, str) else wanted
     unknown = set(changes or {}) - {item.name for item in fields(Protocol)}
     if unknown:

@@ -5,13 +5,13 @@ A task of one's own is one line, `Task("mine", hub="me/mine", question=("q",), g
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from qsft.evals.grade import Gold, Grade
 from qsft.evals.prompts import Prompt
 from qsft.evals.request import Generation
+from qsft.targets.checks import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ def _named(name: str) -> Sequence[Task]:
         return [TASKS[name]]
     if name.endswith(".jsonl"):
         return [_task_of(Path(name))]
-    close = get_close_matches(name.lower(), [*GROUPS, *TASKS], n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    known = [*GROUPS, *TASKS]
     raise ValueError(
-        f"unknown task {name!r}.{hint} Known: {', '.join([*GROUPS, *TASKS])}; a file of your own ends in .jsonl."
+        f"unknown task {name!r}.{did_you_mean(name.lower(), known)} Known: {', '.join(known)}; a file of your own "
+        "ends in .jsonl."
     )
 
 

@@ -4,7 +4,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from qsft.data.prompts import BOXED, PROMPTS, render_prompt
+from qsft.data.prompts import PROMPTS, render_prompt
+from qsft.turns import BOXED
 
 
 def llama_like(*extra):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from qsft.evals.prompts import BOXED, PRESETS, encode, find_preset
+from qsft.evals.prompts import PRESETS, encode, find_preset
+from qsft.turns import BOXED
 
 
 def test_the_papers_prompt():

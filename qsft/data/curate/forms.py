@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from qsft.data.encode import IGNORE
-from qsft.data.prompts import PROMPTS, render_prompt, render_turns
+from qsft.data.prompts import PROMPTS, render_prompt
+from qsft.turns import render_turns
 
 Row = Mapping[str, Any]
 Pair = tuple[str, str | None]  # question, response (None: the row has a problem only)

@@ -1,8 +1,7 @@
 """The data-level methods by name: functions whose arguments are the settings and whose docstrings explain them."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from qsft.data.curate.critical import critical
@@ -11,6 +10,7 @@ from qsft.data.curate.rft import rft
 from qsft.data.curate.self_distill import self_distill
 from qsft.data.curate.star import star
 from qsft.data.curate.workshop import Kept
+from qsft.targets.checks import did_you_mean
 
 Method = Callable[..., list[Kept]]
 METHODS: dict[str, Method] = {method.__name__: method for method in (rft, star, grape, self_distill, critical)}
@@ -28,7 +28,7 @@ class Setting(NamedTuple):
 def find_method(name: str) -> Method:
     """The method of that name."""
     if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}.{_hint(name, METHODS)} Known: {', '.join(METHODS)}.")
+        raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} Known: {', '.join(METHODS)}.")
     return METHODS[name]
 
 
@@ -50,14 +50,9 @@ def check_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     known = settings_of(find_method(name))
     for key, value in given.items():
         if key not in known:
-            raise ValueError(f"{name} has no setting {key!r}.{_hint(key, known)} It has {', '.join(known)}.")
+            raise ValueError(f"{name} has no setting {key!r}.{did_you_mean(key, known)} It has {', '.join(known)}.")
         kind = known[key].kind
         numeric = kind is float and isinstance(value, int) and not isinstance(value, bool)
         if not numeric and type(value) is not kind:
             raise ValueError(f"{name}: {key}={value!r} must be {kind.__name__}, such as {known[key].default!r}.")
     return {key: given.get(key, setting.default) for key, setting in known.items()}
-
-
-def _hint(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""

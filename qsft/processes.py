@@ -23,8 +23,8 @@ def process_group() -> Iterator[None]:
 def leave(code: int) -> NoReturn:
     """Exit with `code`; among several processes without Python's finalisation, after everything registered for exit.
 
-    A thread of gloo that asks for the interpreter while that is being finalised aborts the process, about once in a
-    hundred runs, and the launcher then calls a finished run failed.
+    Now and then a finished process was aborted there (most likely a thread of gloo that asked for the interpreter), and
+    the launcher then calls a finished run failed.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         atexit._run_exitfuncs()

@@ -28,15 +28,22 @@ class Grade:
     """What became of one response; true when it is correct.
 
     `answer` is the extracted answer in one writing (None: nothing could be extracted), the unit of majority votes.
+    `failure` says what the grader stumbled over: the answer then counts as wrong, and the report says how often.
     """
 
     correct: bool
     lenient: bool = False
     answer: str | None = None
     timed_out: bool = False
+    failure: str | None = None
 
     def __bool__(self) -> bool:
         return self.correct
+
+    @property
+    def ungraded(self) -> bool:
+        """Whether the grader gave up, so that it is wrong for want of a verdict."""
+        return self.timed_out or self.failure is not None
 
 
 def grade(prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None) -> Grade:

@@ -37,15 +37,15 @@ def judge(case: dict[str, Any]) -> Grade:
 def judge_in_time(case: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The grade as a record; a case that takes too long or too much memory is wrong and timed out.
 
-    Any other failure is a wrong answer: what a model writes makes sympy raise anything, a ValueError among it.
+    What a model writes makes sympy raise anything, a ValueError among it: a wrong answer too, with the failure named.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return to_record(judge(case))
     except (OutOfTime, MemoryError, RecursionError, OverflowError):
         return to_record(Grade(correct=False, timed_out=True))
-    except Exception:
-        return to_record(Grade(correct=False))
+    except Exception as error:
+        return to_record(Grade(correct=False, failure=f"{type(error).__name__}: {error}"[:200]))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

@@ -83,13 +83,7 @@ class Source:
         """The model's configuration."""
         if isinstance(self.model, torch.nn.Module):
             return self.model.config
-        try:
-            return AutoConfig.from_pretrained(str(self.model))
-        except OSError as error:
-            raise FileNotFoundError(
-                f"there is no model {str(self.model)!r}: no directory here with a config.json, and the hub did not "
-                f"give one ({str(error).splitlines()[0]}). Check the path or the id."
-            ) from error
+        return of_the_model(AutoConfig, str(self.model), option="qsft eval")
 
     def about(self) -> dict[str, Any]:
         """What a report says about the model and how it was drawn from."""
@@ -143,6 +137,18 @@ class Source:
         if Path(self.model).is_dir():
             return directory_digest(Path(self.model))
         return f"{self.model}@{getattr(self.config, '_commit_hash', None)}"
+
+
+def of_the_model(kind: Any, name: str, *, option: str, **how: Any) -> Any:
+    """What `kind.from_pretrained` (a configuration, a tokenizer) finds under a model's name, or an error that says it."""
+    try:
+        return kind.from_pretrained(name, **how)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"there is no model {name!r}: no directory here with its files, and the hub did not give one "
+            f"({str(error).splitlines()[0]}). Check the path or the id; without a network give a local copy with "
+            f"{option} DIR."
+        ) from error
 
 
 def installed(module: str) -> bool:

@@ -205,7 +205,7 @@ def conclude(jobs: Sequence[Job], store: Store, grading: Grading, about: Mapping
         grades = [future.result() for future in [grading.submit(job, generation) for generation in generations]]
         store.write_grades(job.task.name, generations, grades)
         results.append(Result(job.task.name, job.protocol.n, generations, grades))
-        notes[job.task.name] = make_notes(job, generations, about)
+        notes[job.task.name] = make_notes(job, generations, grades, about)
     settings = {job.task.name: {**job.protocol.record(), **describe(job.task)} for job in jobs}
     report = make_report(results, {**about, "tasks": settings}, notes)
     store.write_json("summary.json", report.summary)
@@ -215,7 +215,9 @@ def conclude(jobs: Sequence[Job], store: Store, grading: Grading, about: Mapping
     return report
 
 
-def make_notes(job: Job, generations: Sequence[Generation], about: Mapping[str, Any]) -> list[str]:
+def make_notes(
+    job: Job, generations: Sequence[Generation], grades: Sequence[Grade], about: Mapping[str, Any]
+) -> list[str]:
     """What a reader of the numbers should know."""
     notes = []
     if job.protocol.temperature == 0:
@@ -231,6 +233,14 @@ def make_notes(job: Job, generations: Sequence[Generation], about: Mapping[str, 
     cut = sum(one.finish == "length" and one.tokens < job.protocol.max_new_tokens for one in generations)
     if cut:
         notes.append(f"{job.task.name}: {cut} responses ended at the model's context of {about['context']} tokens.")
+    late, failures = sum(one.timed_out for one in grades), [one.failure for one in grades if one.failure]
+    if late:
+        notes.append(f"{job.task.name}: {late} responses took the grader too long and count as wrong.")
+    if failures:
+        notes.append(
+            f"{job.task.name}: the grader stumbled over {len(failures)} responses, which count as wrong "
+            f"({', '.join(sorted({failure.partition(':')[0] for failure in failures}))}; grades/ has each)."
+        )
     return notes
 
 

@@ -51,19 +51,11 @@ class Job:
 
     def _of_the_model(self, kind: Any) -> Any:
         """What transformers' `kind` finds under the model's name; an error that names the model if there is nothing."""
+        from qsft.evals.models import of_the_model
+
         model = self.model
-        try:
-            return kind.from_pretrained(
-                model.model_name_or_path,
-                revision=model.model_revision,
-                trust_remote_code=self.args.trust_remote_code,
-            )
-        except OSError as error:
-            raise FileNotFoundError(
-                f"there is no model {model.model_name_or_path!r}: no directory here, and the hub did not give one "
-                f"({str(error).splitlines()[0]}). Check the path or the id; without a network give a local copy with "
-                "--model_name_or_path DIR."
-            ) from error
+        how = {"revision": model.model_revision, "trust_remote_code": self.args.trust_remote_code}
+        return of_the_model(kind, model.model_name_or_path, option="--model_name_or_path", **how)
 
     @cached_property
     def data(self) -> TrainingData:

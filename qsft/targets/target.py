@@ -110,19 +110,26 @@ def as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
     return [(torch.ones_like(view.lse), residual)] if isinstance(residual, Dist) else residual
 
 
+def _is_value(part: Any) -> bool:
+    return is_dataclass(part) and not isinstance(part, type)
+
+
 def _record(part: Any) -> Any:
     """Anything as JSON-able data: a user's part may hold arrays and functions, and must not stop a checkpoint."""
     if part is None or isinstance(part, str | int | float | bool):
         return part
     if isinstance(part, Real):  # numpy's numbers
         return float(part)
-    if isinstance(part, Tensor):
-        content = part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if part.numel() else b""
-        return {"shape": list(part.shape), "dtype": str(part.dtype), "digest": blake2b(content).hexdigest()[:32]}
+    if hasattr(part, "__array__"):  # a tensor, or numpy's
+        array = torch.as_tensor(part).detach().cpu()
+        content = array.flatten().view(torch.uint8).numpy().tobytes()
+        return {"shape": list(array.shape), "dtype": str(array.dtype), "digest": blake2b(content).hexdigest()[:32]}
     if isinstance(part, Mapping):
         return {str(key): _record(value) for key, value in part.items()}
-    if isinstance(part, list | tuple | set | frozenset):
+    if isinstance(part, list | tuple):
         return [_record(value) for value in part]
+    if isinstance(part, set | frozenset):  # in an order that is the same in the next process
+        return sorted(map(_record, part), key=repr)
     name = getattr(part, "__qualname__", None) or type(part).__name__
-    values = {f.name: _record(getattr(part, f.name)) for f in fields(part)} if is_dataclass(part) else {}
+    values = {f.name: _record(getattr(part, f.name)) for f in fields(part)} if _is_value(part) else {}
     return {"name": name, **values}

@@ -48,8 +48,8 @@ def label_positions(labels: Tokens) -> np.ndarray:
 class TeacherCache:
     """A published cache: documents in, the teacher's top-k at their label positions out.
 
-    Opening reads the shards' indexes; payloads stay on disk, memory-mapped. It pickles as its path.
-    A checksum is checked at every lookup.
+    Opening reads the shards' indexes; payloads stay on disk, memory-mapped.
+    A checksum is checked at every lookup. To a DataLoader's worker goes the path alone; no file is ever unpickled.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -157,10 +157,11 @@ def refuse_partial_copies(model: nn.Module) -> None:
     FSDP's RAM-efficient loading leaves zeros in all but the first process of a machine, ZeRO-3 a part in each. Both
     are made good when the model is wrapped, and a teacher never is. What qsft loads itself is whole.
     """
-    digests: list[str | None] = [weights_digest(model)]
+    own = weights_digest(model)
+    digests: list[str | None] = [own]
     if distributed.is_available() and distributed.is_initialized():
         digests = [None] * distributed.get_world_size()
-        distributed.all_gather_object(digests, weights_digest(model))
+        distributed.all_gather_object(digests, own)
     if len(set(digests)) > 1 or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise ValueError(
             f"the teacher {type(model).__name__} in memory is not the same model in every process: from_pretrained "

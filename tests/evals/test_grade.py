@@ -233,13 +233,13 @@ def test_grading_is_deterministic(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, AttributeError])
-def test_any_failure_of_the_grader_is_a_wrong_answer(error, monkeypatch):
+def test_any_failure_of_the_grader_is_a_wrong_answer_and_named(error, monkeypatch):
     def fail(prediction, gold):
-        raise error
+        raise error("why")
 
     monkeypatch.setattr("qsft.evals.answers.grade_math", fail)
     case = {"prediction": BOX % "2", "gold": "2", "options": None, "rule": None}
-    assert judge_in_time(case, 5) == to_record(Grade(False))
+    assert judge_in_time(case, 5) == to_record(Grade(False, failure=f"{error.__name__}: why"))
 
 
 def test_two_judges_grade_a_thousand_ordinary_answers():

@@ -47,6 +47,10 @@ def test_no_answer_and_timeouts_are_told_apart():
     grades = [result.grades[0], Grade(False), Grade(False, timed_out=True)]
     numbers = task_numbers(Result("t", 1, result.generations, grades))
     assert numbers["no_answer"] == numbers["grading_timeouts"] == pytest.approx(1 / 3)
+    grades[1] = Grade(False, failure="TypeError: why")
+    numbers = task_numbers(Result("t", 1, result.generations, grades))
+    assert numbers["no_answer"] == 0
+    assert numbers["grading_failures"] == pytest.approx(1 / 3)
 
 
 def test_the_macro_average_and_the_table():

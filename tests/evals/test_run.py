@@ -215,6 +215,15 @@ def test_a_task_of_ones_own_with_prompt_and_grader_in_memory(sum_model, sum_toke
     assert report.summary["macro"]["acc"]["mean"] == pytest.approx((1 + report.accuracy("ours")) / 2)
 
 
+def test_what_the_grader_gave_up_on_is_said(sum_model, sum_tokenizer):
+    documents = [Document(str(i), "1 + 2 =", "3") for i in range(3)]
+    verdicts = {"0": Grade(False, timed_out=True), "1": Grade(False, failure="TypeError: why"), "2": Grade(True)}
+    task = Task("t", documents=documents, prompt=lambda d: d.question, grader=lambda g, d: verdicts[d.id])
+    said = str(evaluate(sum_model, task, tokenizer=sum_tokenizer, n=1, max_new_tokens=2, silent=True))
+    assert "t: 1 responses took the grader too long" in said
+    assert "t: the grader stumbled over 1 responses, which count as wrong (TypeError; grades/ has each)" in said
+
+
 def test_half_precision_says_that_batching_may_change_samples(sum_model, sum_tokenizer, sum_file):
     import copy
 

@@ -140,7 +140,7 @@ class Source:
 
 
 def of_the_model(kind: Any, name: str, *, option: str, **how: Any) -> Any:
-    """What `kind.from_pretrained` (a configuration, a tokenizer) finds under a model's name, or an error that says it."""
+    """`kind.from_pretrained` (a configuration, a tokenizer) of a model's name, or an error that names it."""
     try:
         return kind.from_pretrained(name, **how)
     except OSError as error:

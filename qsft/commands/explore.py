@@ -174,7 +174,7 @@ def _of_recipe(args: argparse.Namespace) -> Subject:
     """The recipe's model, target, teacher and documents, prepared by the trainer as for training, of a draw of rows."""
     from qsft.recipe.job import configure
     from qsft.recipe.read import read_recipe
-    from qsft.train.documents import Documents
+    from qsft.teacher.documents import Documents
 
     given = {"model_name_or_path": args.model, "teacher_cache": args.teacher_cache}
     words = [word for name, value in given.items() if value is not None for word in (f"--{name}", value)]

@@ -2,9 +2,9 @@
 
 from transformers.utils import logging
 
+from qsft.teacher.documents import Documents
 from qsft.teacher.format import TeacherCache
 from qsft.train.collator import WHY_MISSING
-from qsft.train.documents import Documents
 
 logger = logging.get_logger(__name__)
 

@@ -16,13 +16,13 @@ from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.teacher.build import build_cache
 from qsft.teacher.capture import input_device
+from qsft.teacher.documents import Documents
 from qsft.teacher.format import TeacherCache
 from qsft.teacher.identity import Vocabulary, refuse_small_head
 from qsft.teacher.live import LiveTeacher, adapter_off
 from qsft.teacher.manifest import FILE as MANIFEST
 from qsft.teacher.source import TeacherSource, weights_digest
 from qsft.train.config import BASE, TargetSFTConfig, as_dict
-from qsft.train.documents import Documents
 
 logger = logging.get_logger(__name__)
 

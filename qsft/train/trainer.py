@@ -24,13 +24,13 @@ from qsft.losses.sums import SUM_NAMES
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.zoo import make_target
+from qsft.teacher.documents import Documents
 from qsft.teacher.format import TeacherCache
 from qsft.teacher.live import LiveTeacher
 from qsft.train import card, columns, refusals
 from qsft.train.check import check_head
 from qsft.train.collator import TeacherCollator
 from qsft.train.config import BASE, TargetSFTConfig, as_dict
-from qsft.train.documents import Documents
 from qsft.train.metrics import MetricSums, logged, metrics_of, tokens_seen
 from qsft.train.precision import keep_float_outputs
 from qsft.train.preflight import refuse_missing

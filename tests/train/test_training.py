@@ -12,7 +12,7 @@ from qsft import Target
 from qsft.targets.dist import Sparse
 from qsft.targets.trust import Constant
 from qsft.teacher.build import build_cache
-from qsft.train.documents import Documents
+from qsft.teacher.documents import Documents
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from qsft import __version__
-from qsft.processes import leave
+from qsft.processes import exit_process
 
 # The order in which `qsft --help` lists them: what a newcomer types first stands first.
 COMMANDS = ("demo", "targets", "train", "plan", "cache", "eval", "compare", "sweep", "curate", "explore")
@@ -67,4 +67,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> None:
     """The `qsft` command."""
-    leave(main())
+    exit_process(main())

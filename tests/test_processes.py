@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import atexit, sys
-from qsft.processes import leave
+from qsft.processes import exit_process
 
 class Finalised:
     def __del__(self):
@@ -17,7 +17,7 @@ class Finalised:
 kept = sys.modules["kept"] = Finalised()
 atexit.register(print, "at exit")
 print("out", end="")
-leave(3)
+exit_process(3)
 """
 
 

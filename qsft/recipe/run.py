@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsft.processes import leave, process_group
+from qsft.processes import exit_process, process_group
 from qsft.recipe.read import Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def launch(file: str) -> None:
         # A message that says what, why and what to do needs no traceback above it.
         print(f"qsft: {error}", file=sys.stderr)
         code = 2
-    leave(code)
+    exit_process(code)
 
 
 def train(recipe: Recipe) -> int:

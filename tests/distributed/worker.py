@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast, training_args
 
 from qsft.losses import head
-from qsft.processes import leave, process_group
+from qsft.processes import exit_process, process_group
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
 
@@ -130,4 +130,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    leave(0)
+    exit_process(0)

@@ -14,7 +14,7 @@ import json, sys
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from qsft.processes import leave
+from qsft.processes import exit_process
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
 world, settings = sys.argv[1], json.loads(sys.argv[2])
@@ -34,7 +34,7 @@ trainer.accelerator.wait_for_everyone()
 trainer.accelerator.end_training()
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
-    leave(0)
+    exit_process(0)
 """
 
 

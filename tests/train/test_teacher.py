@@ -17,7 +17,7 @@ ZEROED = """
 import os, sys
 from torch import distributed, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from qsft.processes import leave
+from qsft.processes import exit_process
 from qsft.train.config import TargetSFTConfig
 from qsft.train.teacher import RunTeacher, frozen_copy
 distributed.init_process_group("gloo")
@@ -40,7 +40,7 @@ assert any(parameter.any() for parameter in named.run_live(nn.Module(), args, to
 with open(f"{out}-{distributed.get_rank()}", "w") as file:
     file.write("\\n".join(said))
 distributed.barrier()
-leave(0)
+exit_process(0)
 """
 
 

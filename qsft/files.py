@@ -1,0 +1,226 @@
+"""Files that a kill, a full disk or a second writer never leaves half written, and JSON that says where it is broken.
+
+Everything is written under a unique temporary name beside its place, synced, then renamed: a reader sees the old
+content or the new one. JSON lines are appended whole; what a kill tore off is cut before the next line is written.
+"""
+
+import errno
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+TEMPORARY = ".tmp"
+STALE_SECONDS = 3600  # a temporary file lives for seconds; one this old belongs to a process that was killed
+_OURS = re.compile(r".+\.[0-9a-f]{32}\.tmp")
+
+
+class NoSpace(OSError):
+    """The disk is full; what was published stays."""
+
+
+def publish(path: Path, content: bytes | str, *, exclusive: bool = False, what: str = "the file") -> bool:
+    """Give `path` this content in one step; False when `exclusive` and `path` was there already."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = temporary_name(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if exclusive and not _claim(temporary, path):
+            return False
+        if not exclusive:
+            os.replace(temporary, path)
+        _sync_directory(path.parent)
+        return True
+    except OSError as error:
+        raise explain(error, path.parent, what, len(data)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` that nobody else has and that `make_directory` recognises as a leftover."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
+
+
+def make_directory(path: Path, what: str = "the directory") -> None:
+    """Create a directory, and remove what killed processes of ours left half written in it.
+
+    A leftover's age is counted from a file made now in the same place: clocks of machines that share a file system
+    differ by hours.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        leftovers = [entry for entry in path.iterdir() if _OURS.fullmatch(entry.name)]
+        if leftovers:
+            now = _time_of_file_system(path)
+            for leftover in leftovers:
+                _remove_if_stale(leftover, now)
+    except OSError as error:
+        raise explain(error, path, what) from error
+
+
+def probe(path: Path, what: str = "the directory") -> None:
+    """OSError now, before hours of computing, when nothing can be written into `path`."""
+    try:
+        _time_of_file_system(path)
+    except OSError as error:
+        raise explain(error, path, what) from error
+
+
+def explain(error: OSError, directory: Path, what: str, needed: int = 0) -> OSError:
+    """The same error in words that say what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoSpace(
+            f"no space left in {directory}: the next {needed / 1e6:.1f} MB of {what} do not fit. "
+            "What was published stays valid. Free some space and rerun the command: it continues."
+        )
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return OSError(
+            f"{what} {directory} cannot be written ({error.strerror}). "
+            "Choose another directory, or make this one writable."
+        )
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return OSError(f"{what} {directory} cannot be a directory: a file is in the way. Choose another name.")
+    return error
+
+
+# ---- JSON ----
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON for people; a number that does not exist (an error of one problem) is null."""
+    _write(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all, with its directory."""
+    _write(path, text)
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON lines whole or not at all."""
+    _write(path, "".join(_line(row) for row in rows))
+
+
+def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
+    """Append one row and hand it to the system: a killed process loses only what was not handed over."""
+    file.write(_line(row))
+    file.flush()
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file; a ValueError names the file, what is wrong with it and `remedy`."""
+    return _object(path.read_bytes(), str(path), (), remedy)
+
+
+def read_lines(path: Path, *, keys: Collection[str] = (), remedy: str = "Delete the line.") -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file; a line that is none, or lacks one of `keys`, is named."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            yield _object(line, f"{path}:{number}", keys, remedy)
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut a file after its last newline: a killed process may have written half a line behind it."""
+    with path.open("rb+") as file:
+        size = at = file.seek(0, os.SEEK_END)
+        while at > 0:
+            start = max(0, at - 65536)
+            file.seek(start)
+            newline = file.read(at - start).rfind(b"\n")
+            if newline >= 0:
+                at = start + newline + 1
+                break
+            at = start
+        if at < size:
+            file.truncate(at)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain(error, path.parent, "the directory") from error
+    publish(path, text, what=path.name)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _object(content: bytes, where: str, keys: Collection[str], remedy: str) -> dict[str, Any]:
+    def broken(why: str) -> ValueError:
+        return ValueError(f"{where}: {why}. {remedy}")
+
+    value = _parsed(content, broken)
+    if not isinstance(value, dict):
+        raise broken(f"not a JSON object but {type(value).__name__}")
+    missing = [key for key in keys if key not in value]
+    if missing:
+        raise broken(f"the key {missing[0]!r} is missing")
+    return value
+
+
+def _parsed(content: bytes, broken: Callable[[str], ValueError]) -> Any:
+    try:
+        return json.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise broken("not UTF-8 text") from error
+    except (ValueError, RecursionError) as error:
+        raise broken("not valid JSON") from error
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and content != content else content
+
+
+# ---- the file system ----
+
+
+def _claim(temporary: Path, path: Path) -> bool:
+    """Give `temporary` the name `path` unless it is taken; atomic where the file system knows hard links."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        if path.exists():
+            return False
+        os.replace(temporary, path)
+    return True
+
+
+def _time_of_file_system(directory: Path) -> float:
+    fresh = temporary_name(directory / "probe")
+    try:
+        fresh.touch()
+        return fresh.stat().st_mtime
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _remove_if_stale(leftover: Path, now: float) -> None:
+    try:
+        if now - leftover.stat().st_mtime > STALE_SECONDS:
+            leftover.unlink()
+    except (FileNotFoundError, PermissionError):
+        return  # another process removed or published it; or it is another user's, and harms nobody
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the rename itself durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,94 @@
+"""Digests that tell two things apart: contents, files, weights, configurations.
+
+All are 128 bits of BLAKE2 as 32 hex digits. Weight files of many gigabytes are sampled (header and 256 blocks), since
+two fine-tunes share the header but not their values; a model in memory is read whole, at about a second per gigabyte.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig
+
+BLOCK, BLOCKS = 4096, 256
+# What a configuration says beside what the model computes: where it came from, how it is stored, run or decoded.
+_NOT_THE_MODEL = (
+    "_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures",
+    "auto_map", "id2label", "label2id", "return_dict", "output_attentions", "output_hidden_states", "_commit_hash",
+    "_attn_implementation", "_attn_implementation_autoset", "bos_token_id", "eos_token_id", "pad_token_id",
+    "task_specific_params",
+)  # fmt: skip
+
+
+def digest(content: bytes) -> str:
+    """The digest of some bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def digest_json(value: Any) -> str:
+    """The digest of JSON-able data, whatever the order of its keys."""
+    return digest(json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode(errors="surrogatepass"))
+
+
+def file_digest(path: Path) -> str:
+    """The digest of a whole file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def weight_files(directory: Path) -> list[dict[str, Any]]:
+    """Name, size and sampled digest of every weight file: safetensors where there are any, else .bin."""
+    found = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
+    return [{"file": f.name, "bytes": f.stat().st_size, "digest": _sampled_digest(f)} for f in found]
+
+
+def model_directory_digest(directory: Path) -> str:
+    """The digest of a saved model: its weight files, and the JSON and template files that describe it, whole."""
+    described = sorted([*directory.glob("*.json"), *directory.glob("*.jinja"), *directory.glob("*.model")])
+    return digest_json([weight_files(directory), [[file.name, file_digest(file)] for file in described]])
+
+
+def weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str:
+    """The digest of every value of these named parameters, in the order of their names."""
+    import torch
+
+    total = hashlib.blake2b(digest_size=16)
+    for name, parameter in sorted(parameters, key=lambda pair: pair[0]):
+        values = parameter.detach().reshape(-1).contiguous().cpu()
+        total.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
+        total.update(values.view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def config_digest(config: "PretrainedConfig") -> str:
+    """The digest of what a configuration says about the computation: shapes, rope, norms, activation, caps."""
+    return digest_json(_computation(config.to_diff_dict()))
+
+
+def _computation(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {str(key): _computation(value) for key, value in values.items() if key not in _NOT_THE_MODEL}
+    return [_computation(value) for value in values] if isinstance(values, list | tuple) else values
+
+
+def _sampled_digest(path: Path) -> str:
+    """Digest of a safetensors header and of 256 blocks spread over the file; a small file is read whole."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        parts = [file.read(min(header, size))] if path.suffix == ".safetensors" else []
+        for start in _block_starts(size):
+            file.seek(start)
+            parts.append(file.read(BLOCK))
+    return digest(b"".join(parts))
+
+
+def _block_starts(size: int) -> Iterator[int]:
+    """The starts of up to BLOCKS blocks, spread evenly from the first byte to the last."""
+    count = min(BLOCKS, -(-size // BLOCK))
+    last = max(size - BLOCK, 0)
+    return (round(i * last / max(count - 1, 1)) for i in range(count))

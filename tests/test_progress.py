@@ -1,0 +1,38 @@
+"""Progress: plain lines without a terminal, a rate that leaves out what was done before."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from qsft import progress
+from qsft.progress import Progress, clock
+
+
+def test_plain_lines_and_a_last_one(monkeypatch):
+    now, out = [0.0], io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Progress("t", 40, "samples", done=20, console=Console(file=out)) as shown:
+        for _ in range(4):
+            now[0] += 6
+            shown.advance(2, text="7 tokens/s")
+    assert out.getvalue().splitlines() == [
+        "t: 24/40 samples, 7 tokens/s, 0:48 left",
+        "t: 28/40 samples, 7 tokens/s, 0:36 left",
+        "t: 28/40 samples, 7 tokens/s, 0:36 left, 0:24 in all",
+    ]
+
+
+def test_a_bar_on_a_terminal_and_silence_on_request():
+    terminal, silent = io.StringIO(), io.StringIO()
+    with Progress("t", 2, "steps", console=Console(file=terminal, force_terminal=True)) as shown:
+        shown.advance(2)
+    with Progress("t", 2, "steps", show=False, console=Console(file=silent)) as shown:
+        shown.advance(2)
+    assert "2/2 steps" in terminal.getvalue()
+    assert silent.getvalue() == ""
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3723, "1:02:03")])
+def test_clock(seconds, text):
+    assert clock(seconds) == text

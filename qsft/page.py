@@ -14,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qsft.files import write_text
+
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
@@ -120,10 +122,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
 
 
 def write_page(path: str | Path, text: str) -> Path:
-    """Write a page and return where it is."""
+    """Write a page whole or not at all; where it is."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path
 
 

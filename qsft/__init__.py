@@ -25,7 +25,7 @@ _HOME = {
     "TargetSFTConfig": "qsft.train.config",
     "TeacherCollator": "qsft.train.collator",
     "TargetSFTTrainer": "qsft.train.trainer",
-    "evaluate": "qsft.evals.run",
+    "evaluate": "qsft.evals.evaluate",
     "grade": "qsft.evals.grade",
 }
 

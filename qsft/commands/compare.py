@@ -34,7 +34,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print the tables and say where the plot is."""
-    from qsft.evals.compare import compare
+    from qsft.evals.comparison import compare
 
     comparison = compare([evaluation(run) for run in args.runs], args.paper)
     page = comparison.write(args.output_dir)

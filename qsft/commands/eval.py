@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table and say where the rest is."""
     model, tasks, protocol = resolve(args)
     directory = Path(args.output_dir or default_directory(model))
-    from qsft.evals.models import Processes
-    from qsft.evals.run import evaluate, rescore
+    from qsft.evals.evaluate import evaluate, rescore
+    from qsft.evals.model_under_test import Processes
 
     if args.rescore:
         refuse_unused(args)

@@ -20,7 +20,7 @@ from qsft.demo.reading import given_answer
 from qsft.demo.settings import Settings
 from qsft.demo.vocabulary import EOS, WORDS, make_tokenizer
 from qsft.demo.world import PROMPT_LENGTH, Problem
-from qsft.evals.models import Processes, Source
+from qsft.evals.model_under_test import ModelUnderTest, Processes
 from qsft.evals.protocol import Sampling
 from qsft.evals.request import Request, context_of
 
@@ -54,7 +54,7 @@ def curated_rows(settings: Settings, method: Method, data: Dataset, base: Path, 
 def make_workshop(base: Path, directory: Path, advance: Advance) -> Workshop:
     """The base, the evaluator's sampler and the world's own rule."""
     model, tokenizer = load(base), make_tokenizer()
-    source = Source(model, tokenizer)
+    source = ModelUnderTest(model, tokenizer)
     return Workshop(
         ledger=Ledger(directory, Processes(), lambda stage, total, done: Shown(advance)),
         draw=lambda wanted, how, _: source.sampler(Sampling(n=1, **how)).sample([Request(*one) for one in wanted]),

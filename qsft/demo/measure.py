@@ -10,12 +10,13 @@ from qsft.demo.progress import Advance
 from qsft.demo.reading import ERRORS, first_error, given_answer
 from qsft.demo.vocabulary import EOS, make_tokenizer
 from qsft.demo.world import LENGTH, PROMPT_LENGTH, Problem
+from qsft.evals.evaluate import evaluate
 from qsft.evals.grade import Grade
 from qsft.evals.protocol import Protocol
 from qsft.evals.request import Generation
-from qsft.evals.run import evaluate
 from qsft.evals.stats import Scores
-from qsft.evals.tasks import Document, Task
+from qsft.evals.tasks import Problem as EvalProblem
+from qsft.evals.tasks import Task
 
 TASK = "clock"
 LONGEST = LENGTH - PROMPT_LENGTH + 2  # a little more than a faultless solution: what is longer is wrong
@@ -46,7 +47,7 @@ def measure(model: PreTrainedModel, problems: Sequence[Problem], samples: int, a
     greedy = evaluate(model, task, tokenizer=tokenizer, protocol=GREEDY, silent=True)
     numbers, result = sampled.summary["tasks"][TASK], sampled.results[TASK]
     by_prompt = {_text(problem): problem for problem in problems}
-    errors = Counter(first_error(by_prompt[one.document], words_of(one)) for one in result.generations)
+    errors = Counter(first_error(by_prompt[one.problem], words_of(one)) for one in result.generations)
     return Measurement(
         average=100 * numbers["acc"]["mean"],
         standard_error=100 * numbers["acc"]["se"],
@@ -60,13 +61,13 @@ def measure(model: PreTrainedModel, problems: Sequence[Problem], samples: int, a
 def clock_task(problems: Sequence[Problem], advance: Advance) -> Task:
     """The evaluation problems as a task: asked as they stand in the documents, graded by the world's own rule."""
 
-    def grade(generation: Generation, document: Document) -> Grade:
+    def grade(generation: Generation, asked: EvalProblem) -> Grade:
         advance(1)
         answer = given_answer(words_of(generation))
-        return Grade(correct=answer == document.gold, answer=answer)
+        return Grade(correct=answer == asked.gold, answer=answer)
 
-    documents = [Document(_text(problem), _text(problem), problem.answer) for problem in problems]
-    return Task(TASK, documents=documents, prompt=lambda document: document.question, grader=grade)
+    asked = [EvalProblem(_text(problem), _text(problem), problem.answer) for problem in problems]
+    return Task(TASK, problems=asked, prompt=lambda one: one.question, grader=grade)
 
 
 def words_of(generation: Generation) -> list[str]:

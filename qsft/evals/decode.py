@@ -20,7 +20,7 @@ class Batch:
     def __init__(self, sampler: "Sampler", rows: Sequence[Row]) -> None:
         self.sampler, self.rows = sampler, rows
         device = sampler.model.device
-        keys = [row_key(sampler.sampling.seed, row.request.document, row.request.sample) for row in rows]
+        keys = [row_key(sampler.sampling.seed, row.request.problem, row.request.sample) for row in rows]
         self.keys = torch.tensor(keys, device=device)
         self.limits = torch.tensor([row.limit for row in rows], device=device)
         self.alive = torch.arange(len(rows), device=device)
@@ -102,4 +102,4 @@ class Batch:
         ids = self.written[place, : self.steps].tolist()
         text, tokens, finish = self.sampler.stops.cut(ids)
         request = self.rows[place].request
-        return Generation(request.document, request.sample, text, tokens, finish)
+        return Generation(request.problem, request.sample, text, tokens, finish)

@@ -1,6 +1,6 @@
 """Random numbers that are a function of what they are for, so batching, processes and resuming do not change them.
 
-A sample's next token is argmax(logits + g) with g a Gumbel variable hashed from (seed, document, sample, step, token):
+A sample's next token is argmax(logits + g) with g a Gumbel variable hashed from (seed, problem, sample, step, token):
 the Gumbel-max trick draws from softmax(logits), and no generator's state exists that a batch could advance.
 """
 
@@ -16,9 +16,9 @@ MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
-def row_key(seed: int, document: str, sample: int) -> int:
+def row_key(seed: int, problem: str, sample: int) -> int:
     """64 bits that stand for one sample, as a signed integer."""
-    digest = blake2b(f"{seed}\0{document}\0{sample}".encode(), digest_size=8).digest()
+    digest = blake2b(f"{seed}\0{problem}\0{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 

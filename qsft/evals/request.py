@@ -16,9 +16,9 @@ TEXT_CHECK = 32  # steps between looks for a stop string that is no single token
 
 @dataclass(frozen=True)
 class Request:
-    """One response to draw: sample `sample` of document `document`, whose prompt is text, token ids or messages."""
+    """One response to draw: sample `sample` of problem `problem`, whose prompt is text, token ids or messages."""
 
-    document: str
+    problem: str
     sample: int
     prompt: Prompt
 
@@ -27,7 +27,7 @@ class Request:
 class Generation:
     """One response: its text without special tokens, its length in tokens, and why it ended (stop or length)."""
 
-    document: str
+    problem: str
     sample: int
     text: str
     tokens: int
@@ -56,8 +56,8 @@ def plan(
         room = max_new_tokens if context is None else min(max_new_tokens, context - len(prompt))
         if not prompt or room < 1:
             raise ValueError(
-                f"document {request.document}: its prompt has {len(prompt)} tokens, and the model's context of "
-                f"{context} leaves no room for a response. Leave the document out, or use a model of longer context."
+                f"problem {request.problem}: its prompt has {len(prompt)} tokens, and the model's context of "
+                f"{context} leaves no room for a response. Leave the problem out, or use a model of longer context."
             )
         rows.append(Row(request, prompt, room))
     return sorted(rows, key=lambda row: -len(row.prompt))

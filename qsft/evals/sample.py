@@ -1,7 +1,7 @@
 """Draw responses with transformers: `Sampler(model, tokenizer, sampling).sample(requests)` yields them as they finish.
 
 Prompts are sorted by length and prefilled once for all their samples; finished rows leave the batch; every random
-number is a function of (seed, document, sample, step, token), so the batch never matters beyond rounding.
+number is a function of (seed, problem, sample, step, token), so the batch never matters beyond rounding.
 """
 
 import inspect
@@ -66,11 +66,11 @@ class Sampler:
         done: set[tuple[str, int]] = set()
         try:
             for generation in self._decode(rows):
-                done.add((generation.document, generation.sample))
+                done.add((generation.problem, generation.sample))
                 yield generation
             return
         except torch.OutOfMemoryError:
-            rows = [row for row in rows if (row.request.document, row.request.sample) not in done]
+            rows = [row for row in rows if (row.request.problem, row.request.sample) not in done]
             if len(rows) < 2:
                 raise
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""Generations and settings on disk: append-only JSON lines keyed by (document, sample), whole lines or none.
+"""Generations and settings on disk: append-only JSON lines keyed by (problem, sample), whole lines or none.
 
 Process 0 appends to generations/<task>.jsonl, process r to generations/<task>.rank<r>.jsonl, so no two write one file;
-a finished task is one file in the documents' order, whatever was killed or how many processes there were.
+a finished task is one file in the problems' order, whatever was killed or how many processes there were.
 """
 
 import json
@@ -31,8 +31,8 @@ class Store:
             return dict(self._memory.get(task, {}))
         found: dict[Key, Generation] = {}
         for path in self._parts(task):
-            for row in read_lines(path, REMEDY):
-                found[row["document"], row["sample"]] = Generation(**row)
+            for row in map(with_problem, read_lines(path, REMEDY)):
+                found[row["problem"], row["sample"]] = Generation(**row)
         return found
 
     def holds(self, task: str) -> bool:
@@ -48,7 +48,7 @@ class Store:
         """Pass the generations on, each written before it is passed."""
         if self.directory is None:
             for generation in generations:
-                self._memory.setdefault(task, {})[generation.document, generation.sample] = generation
+                self._memory.setdefault(task, {})[generation.problem, generation.sample] = generation
                 yield generation
             return
         path = self._path(task, self.rank)
@@ -64,7 +64,7 @@ class Store:
         missing = [key for key in keys if key not in found]
         if missing:
             raise ValueError(
-                f"task {task!r} has {len(keys) - len(missing)} of {len(keys)} samples in {self.directory}; document "
+                f"task {task!r} has {len(keys) - len(missing)} of {len(keys)} samples in {self.directory}; problem "
                 f"{missing[0][0]}, sample {missing[0][1]} is missing. Run the same command without --rescore to finish."
             )
         generations = [found[key] for key in keys]
@@ -85,7 +85,7 @@ class Store:
         """The grades beside the generations: grades/<task>.jsonl."""
         if self.directory is not None:
             rows = (
-                {"document": one.document, "sample": one.sample, **asdict(grade)}
+                {"problem": one.problem, "sample": one.sample, **asdict(grade)}
                 for one, grade in zip(generations, grades, strict=True)
             )
             write_lines(self.directory / "grades" / f"{task}.jsonl", rows)
@@ -109,3 +109,8 @@ class Store:
             return []
         first = self._path(task, 0)
         return [path for path in [first, *sorted(first.parent.glob(f"{task}.rank*.jsonl"))] if path.is_file()]
+
+
+def with_problem(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of generations or grades; 0.1.0 called a problem a document there."""
+    return {"problem" if key == "document" else key: value for key, value in row.items()}

@@ -15,7 +15,7 @@ from qsft.targets.checks import did_you_mean
 
 
 @dataclass(frozen=True)
-class Document:
+class Problem:
     """One problem. `id` is a digest of what is asked, so order, subsets and other files do not change it."""
 
     id: str
@@ -26,10 +26,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Task:
-    """A benchmark. `documents` in memory, else rows of `data_dir/<name>.jsonl`, else of the hub data set.
+    """A benchmark. `problems` in memory, else rows of `data_dir/<name>.jsonl`, else of the hub data set.
 
     question, gold: names of the field, the first that a row has is read. `prompt` and `grader` replace the protocol's
-    preset and the package's grading: prompt(document) is text, token ids or messages; grader(generation, document)
+    preset and the package's grading: prompt(problem) is text, token ids or messages; grader(generation, problem)
     is a Grade or a bool, and is called in this process.
     """
 
@@ -44,9 +44,9 @@ class Task:
     gold: tuple[str, ...] = ("answer",)
     multiple_choice: bool = False
     path: Path | None = None
-    documents: Sequence[Document] | None = field(default=None, repr=False)
-    prompt: Callable[[Document], Prompt] | None = None
-    grader: Callable[[Generation, Document], Grade | bool] | None = None
+    problems: Sequence[Problem] | None = field(default=None, repr=False)
+    prompt: Callable[[Problem], Prompt] | None = None
+    grader: Callable[[Generation, Problem], Grade | bool] | None = None
 
     @property
     def fields(self) -> str:
@@ -130,7 +130,7 @@ def _task_of(path: Path) -> Task:
     try:
         choice = isinstance(row := json.loads(first or "{}"), dict) and "options" in row
     except json.JSONDecodeError:
-        choice = False  # reading the documents names the line
+        choice = False  # reading the problems names the line
     gold = ("answer_idx", "answer") if choice else ("answer",)
     return Task(path.stem, path=path, multiple_choice=choice, gold=gold)
 

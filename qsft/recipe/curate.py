@@ -31,7 +31,7 @@ DEMO_VERIFIER = "qsft.demo.curated:verify"
 
 def curate_job(job: Job, method: str, settings: Mapping[str, Any], out: Path, options: Options) -> dict[str, Any]:
     """The manifest of the data set that a method makes of a job's training rows, in `out`."""
-    from qsft.evals.models import Processes
+    from qsft.evals.model_under_test import Processes
 
     settings = check_settings(method, settings)
     group = Processes()

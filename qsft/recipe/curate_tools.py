@@ -17,7 +17,7 @@ from qsft.recipe.settings import ORIGIN
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from qsft.evals.models import Processes, Source
+    from qsft.evals.model_under_test import ModelUnderTest, Processes
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Models:
     options: Options
     group: "Processes"
     looks_inside: bool = False
-    _loaded: "tuple[str, Source] | None" = field(default=None, repr=False)
+    _loaded: "tuple[str, ModelUnderTest] | None" = field(default=None, repr=False)
 
-    def source(self, path: str | None = None) -> "Source":
+    def source(self, path: str | None = None) -> "ModelUnderTest":
         """The model at a path, or the job's own; loading one drops the other."""
-        from qsft.evals.models import Source
+        from qsft.evals.model_under_test import ModelUnderTest
 
         path = path or str(self.job.model.model_name_or_path)
         if self._loaded is None or self._loaded[0] != path:
             self.free()
             backend = "transformers" if self.looks_inside else self.options.backend
-            found = Source(
+            found = ModelUnderTest(
                 path,
                 self.job.tokenizer,
                 backend,

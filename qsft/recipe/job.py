@@ -51,7 +51,7 @@ class Job:
 
     def _of_the_model(self, kind: Any) -> Any:
         """What transformers' `kind` finds under the model's name; an error that names the model if there is nothing."""
-        from qsft.evals.models import of_the_model
+        from qsft.evals.model_under_test import of_the_model
 
         model = self.model
         how = {"revision": model.model_revision, "trust_remote_code": self.args.trust_remote_code}

@@ -135,7 +135,7 @@ class Sweep:
 
     def compare(self) -> Path:
         """Write the comparison of the runs' evaluations and print it."""
-        from qsft.evals.compare import compare
+        from qsft.evals.comparison import compare
 
         comparison = compare([self.directory / run.name / "eval" for run in self.runs])
         page = comparison.write(self.directory / "comparison")

@@ -9,13 +9,13 @@ from qsft.evals.request import Request, Stops
 from qsft.evals.sample import Sampler
 
 
-def requests(n=6, documents=12):
-    asked = [f"{a % 10} + {a * 3 % 10} =" + " 1 +" * (a % 3) for a in range(documents)]
+def requests(n=6, problems=12):
+    asked = [f"{a % 10} + {a * 3 % 10} =" + " 1 +" * (a % 3) for a in range(problems)]
     return [Request(str(a), sample, prompt) for a, prompt in enumerate(asked) for sample in range(n)]
 
 
 def drawn(sampler, wanted):
-    return {(g.document, g.sample): g for g in sampler.sample(wanted)}
+    return {(g.problem, g.sample): g for g in sampler.sample(wanted)}
 
 
 def test_noise_is_gumbel_and_a_function_of_its_key():
@@ -67,8 +67,8 @@ def test_greedy_equals_generate(sum_model, sum_tokenizer):
     for request in wanted:
         ids = sum_tokenizer(request.prompt, return_tensors="pt")
         out = sum_model.generate(**ids, do_sample=False, max_new_tokens=10)[0, ids["input_ids"].shape[1] :]
-        assert greedy[request.document, 0].text == sum_tokenizer.decode(out, skip_special_tokens=True)
-        assert greedy[request.document, 0].tokens == len(out)
+        assert greedy[request.problem, 0].text == sum_tokenizer.decode(out, skip_special_tokens=True)
+        assert greedy[request.problem, 0].tokens == len(out)
 
 
 def test_the_context_limits_a_response_and_a_prompt_without_room_is_refused(sum_model, sum_tokenizer):
@@ -76,7 +76,7 @@ def test_the_context_limits_a_response_and_a_prompt_without_room_is_refused(sum_
     assert sampler.context == 64
     long = [Request("long", 0, "1 + " * 31)]
     assert next(iter(sampler.sample(long))).tokens <= 2
-    with pytest.raises(ValueError, match=r"document big: its prompt has 64 tokens.*context of 64"):
+    with pytest.raises(ValueError, match=r"problem big: its prompt has 64 tokens.*context of 64"):
         list(sampler.sample([Request("big", 0, "1 + " * 32)]))
 
 

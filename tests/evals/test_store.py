@@ -8,8 +8,8 @@ from qsft.evals.request import Generation
 from qsft.evals.store import Store
 from qsft.jsonl import cut_torn_line
 
-ROWS = [Generation(document, sample, f"text {sample} é\n", 3, "stop") for document in "ab" for sample in range(2)]
-KEYS = [(row.document, row.sample) for row in ROWS]
+ROWS = [Generation(problem, sample, f"text {sample} é\n", 3, "stop") for problem in "ab" for sample in range(2)]
+KEYS = [(row.problem, row.sample) for row in ROWS]
 
 
 def test_a_torn_last_line_is_cut_and_the_rest_is_kept(tmp_path):
@@ -39,13 +39,13 @@ def test_parts_of_several_processes_become_one_file_in_order(tmp_path):
     assert Store(tmp_path).finish("t", KEYS) == ROWS
     assert sorted(path.name for path in (tmp_path / "generations").iterdir()) == ["other.jsonl", "t.jsonl"]
     rows = (tmp_path / "generations" / "t.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [(row["document"], row["sample"]) for row in map(json.loads, rows)] == KEYS
+    assert [(row["problem"], row["sample"]) for row in map(json.loads, rows)] == KEYS
 
 
 def test_what_is_missing_is_named(tmp_path):
     store = Store(tmp_path)
     list(store.append("t", ROWS[:3]))
-    with pytest.raises(ValueError, match=r"3 of 4 samples.*document b, sample 1 is missing"):
+    with pytest.raises(ValueError, match=r"3 of 4 samples.*problem b, sample 1 is missing"):
         store.finish("t", KEYS)
 
 
@@ -63,3 +63,13 @@ def test_without_a_directory_everything_stays_in_memory():
     store = Store(None)
     list(store.append("t", ROWS[::-1]))
     assert store.finish("t", KEYS) == ROWS
+
+
+def test_files_of_the_first_version_are_read(tmp_path):
+    rows = [
+        {"document": row.problem, "sample": row.sample, "text": row.text, "tokens": 3, "finish": "stop"} for row in ROWS
+    ]
+    path = tmp_path / "generations" / "t.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert Store(tmp_path).finish("t", KEYS) == ROWS

@@ -22,7 +22,7 @@ PENDING = 256  # responses that may wait for their verdict
 class Request(NamedTuple):
     """One response to draw."""
 
-    document: str
+    problem: str
     sample: int
     prompt: tuple[int, ...]
 
@@ -30,7 +30,7 @@ class Request(NamedTuple):
 class Response(Protocol):
     """What a sampler gives back: text without special tokens, tokens drawn, finish `stop` or `length`."""
 
-    document: str
+    problem: str
     sample: int
     text: str
     tokens: int
@@ -119,7 +119,7 @@ class Workshop:
         """The records of responses; grading runs beside the drawing, and the order of drawing is kept."""
         waiting: deque[tuple[Record, Problem, bool | Future[Any]]] = deque()
         for one in responses:
-            name = one.document.rpartition("/")[2]
+            name = one.problem.rpartition("/")[2]
             drawn = {"text": one.text, "tokens": one.tokens, "finish": one.finish}
             # A response that was cut off is not verified: its end is missing, whatever it says before.
             verdict = self.judge(one.text, problems[name]) if one.finish == "stop" else False

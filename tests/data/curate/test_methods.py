@@ -86,7 +86,7 @@ def test_star_drops_rationales_that_speak_of_the_hint(clock_problems, clock_work
     class Told:
         def __init__(self, request):
             name, self.sample, _ = request
-            self.document, self.tokens, self.finish = name, 5, "stop"
+            self.problem, self.tokens, self.finish = name, 5, "stop"
             self.text = "hint says \\boxed{3}" if "hinted" in name else "so \\boxed{9}"
 
     workshop = clock_workshop(draw=lambda requests, how, model: map(Told, requests))
@@ -174,7 +174,7 @@ def test_self_distillation_keeps_the_original_of_a_refusal(clock_problems, clock
 
     class Drawn:
         def __init__(self, number, request):
-            self.document, self.sample, _ = request
+            self.problem, self.sample, _ = request
             self.text, self.tokens, self.finish = texts[str(number)], 5, "stop"
 
     workshop = clock_workshop(draw=lambda requests, *_: [Drawn(i, request) for i, request in enumerate(requests)])

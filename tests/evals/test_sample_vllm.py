@@ -6,10 +6,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from qsft.evals.engine import EngineSampler, start_engine
-from qsft.evals.models import Source
+from qsft.evals.model_under_test import ModelUnderTest
 from qsft.evals.protocol import Sampling
 from qsft.evals.request import Request
+from qsft.evals.sample_vllm import VllmSampler, start_engine
 
 
 class Engine:
@@ -57,19 +57,19 @@ def vllm(monkeypatch):
 def test_every_request_comes_back_with_a_seed_of_its_own(sum_tokenizer):
     llm = start_engine("path", "bfloat16", 2)
     assert llm.settings == {"model": "path", "dtype": "bfloat16", "tensor_parallel_size": 2}
-    sampler = EngineSampler(llm, sum_tokenizer, Sampling(n=3, max_new_tokens=9))
+    sampler = VllmSampler(llm, sum_tokenizer, Sampling(n=3, max_new_tokens=9))
     wanted = [Request(str(d), s, "1 + " * 7 if d else "1 + 1 =") for d in range(2) for s in range(3)]
-    drawn = {(g.document, g.sample): g for g in sampler.sample(wanted)}
-    assert set(drawn) == {(r.document, r.sample) for r in wanted}
+    drawn = {(g.problem, g.sample): g for g in sampler.sample(wanted)}
+    assert set(drawn) == {(r.problem, r.sample) for r in wanted}
     assert len({g.text for g in drawn.values()}) == 6
     assert all(0 <= int(g.text) < 2**63 for g in drawn.values())
     assert (drawn["0", 0].finish, drawn["1", 0].finish) == ("stop", "length")  # the context leaves 2 tokens
-    assert {(g.document, g.sample): g for g in sampler.sample(wanted[::-1])} == drawn
+    assert {(g.problem, g.sample): g for g in sampler.sample(wanted[::-1])} == drawn
 
 
 @pytest.mark.usefixtures("vllm")
 def test_vllm_takes_one_process_and_says_that_batching_matters(sum_directory):
     with pytest.raises(ValueError, match="--tensor_parallel_size"):
-        Source(sum_directory, backend="vllm", processes=2)
-    assert not Source(sum_directory, backend="vllm").independent
-    assert Source(sum_directory, dtype="float32").independent
+        ModelUnderTest(sum_directory, backend="vllm", processes=2)
+    assert not ModelUnderTest(sum_directory, backend="vllm").independent
+    assert ModelUnderTest(sum_directory, dtype="float32").independent

@@ -14,17 +14,17 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qsft.evals.documents import load_documents
 from qsft.evals.grade import Grade, Judges
-from qsft.evals.models import Processes, Source
-from qsft.evals.page import write_report_page
+from qsft.evals.model_under_test import ModelUnderTest, Processes
+from qsft.evals.problems import load_problems
 from qsft.evals.progress import Progress
 from qsft.evals.prompts import Prompt, find_preset
 from qsft.evals.protocol import Protocol, find_protocol
-from qsft.evals.report import Report, Result, make_report
+from qsft.evals.report_page import write_report_page
 from qsft.evals.request import Generation, Request
 from qsft.evals.store import Key, Store
-from qsft.evals.tasks import Document, Task, describe, find_tasks
+from qsft.evals.summary import Report, Result, make_report
+from qsft.evals.tasks import Problem, Task, describe, find_tasks
 from qsft.jsonl import write_text
 
 
@@ -33,29 +33,29 @@ class Job:
     """One task to be measured under one protocol."""
 
     task: Task
-    documents: Sequence[Document] = field(repr=False)
+    problems: Sequence[Problem] = field(repr=False)
     protocol: Protocol
 
     @cached_property
-    def by_id(self) -> dict[str, Document]:
-        """The documents by their id."""
-        return {document.id: document for document in self.documents}
+    def by_id(self) -> dict[str, Problem]:
+        """The problems by their id."""
+        return {problem.id: problem for problem in self.problems}
 
     @cached_property
     def prompts(self) -> dict[str, Prompt]:
-        """The prompt of each document."""
+        """The prompt of each problem."""
         if self.task.prompt is not None:
-            return {document.id: self.task.prompt(document) for document in self.documents}
+            return {problem.id: self.task.prompt(problem) for problem in self.problems}
         preset = find_preset(self.protocol.prompt)
-        return {document.id: preset.prompt(document.question, document.options) for document in self.documents}
+        return {problem.id: preset.prompt(problem.question, problem.options) for problem in self.problems}
 
     @property
     def keys(self) -> list[Key]:
         """What the finished task consists of, in order."""
-        return [(document.id, sample) for document in self.documents for sample in range(self.protocol.n)]
+        return [(problem.id, sample) for problem in self.problems for sample in range(self.protocol.n)]
 
     def record(self, first: int | None = None) -> dict[str, Any]:
-        """The settings that generations (of the first documents) depend on; how they are graded may change."""
+        """The settings that generations (of the first problems) depend on; how they are graded may change."""
         settings = {name: value for name, value in self.protocol.record().items() if name not in ("rule", "prompt")}
         prompts = list(self.prompts.items())[:first]
         asked = json.dumps([[key, list(p) if not isinstance(p, str) else p] for key, p in prompts])
@@ -88,7 +88,7 @@ def evaluate(
     wanted, group = find_tasks(tasks), Processes()
     if output_dir is None and group.count > 1:
         raise ValueError(f"{group.count} processes share their generations through files: set output_dir.")
-    source = Source(
+    source = ModelUnderTest(
         model, tokenizer, backend, dtype, batch_size, tensor_parallel_size, device=group.device, processes=group.count
     )
     jobs = make_jobs(wanted, protocol, changes, data_dir, limit)
@@ -126,8 +126,8 @@ def rescore(
             raise ValueError(f"{output_dir} holds no generations of {task.name!r}, only of {', '.join(recorded)}.")
         settings = recorded[task.name]
         chosen = find_protocol(Protocol(**settings["protocol"]), {"rule": rule} if rule else {})
-        documents = load_documents(task, data_dir or settings.get("data_dir"), settings["limit"])
-        jobs.append(Job(task, documents, chosen))
+        problems = load_problems(task, data_dir or settings.get("data_dir"), settings["limit"])
+        jobs.append(Job(task, problems, chosen))
         settings["protocol"] = chosen.record()  # a comparison reads which rule made the grades
     store.write_json("settings.json", recorded)
     with Grading() as grading:
@@ -141,21 +141,21 @@ def make_jobs(
     data_dir: str | Path | None = None,
     limit: int | None = None,
 ) -> list[Job]:
-    """The jobs, every document read and checked, before a model costs time."""
+    """The jobs, every problem read and checked, before a model costs time."""
     chosen = [find_protocol(protocol, changes, multiple_choice=task.multiple_choice) for task in tasks]
-    return [Job(task, load_documents(task, data_dir, limit), one) for task, one in zip(tasks, chosen, strict=True)]
+    return [Job(task, load_problems(task, data_dir, limit), one) for task, one in zip(tasks, chosen, strict=True)]
 
 
-def draw(job: Job, source: Source, store: Store, group: Processes, grading: "Grading", silent: bool) -> None:
+def draw(job: Job, source: ModelUnderTest, store: Store, group: Processes, grading: "Grading", silent: bool) -> None:
     """Sample this process's share of what is missing, grading as it comes."""
     name = job.task.name
     done = store.generations(name)
-    share = {document.id for document in job.documents[group.rank :: group.count]}
+    share = {problem.id for problem in job.problems[group.rank :: group.count]}
     missing = [key for key in job.keys if key[0] in share and key not in done]
     if not missing:
         return
     sampler = source.sampler(job.protocol.sampling)
-    requests = [Request(document, sample, job.prompts[document]) for document, sample in missing]
+    requests = [Request(problem, sample, job.prompts[problem]) for problem, sample in missing]
     total = len(share) * job.protocol.n
     with Progress(name, total, total - len(missing), silent=silent or group.rank > 0) as progress:
         for generation in store.append(name, sampler.sample(requests)):
@@ -173,18 +173,18 @@ class Grading:
 
     def submit(self, job: Job, generation: Generation) -> "Future[Grade]":
         """The future grade of a generation."""
-        key = (job.task.name, generation.document, generation.sample)
+        key = (job.task.name, generation.problem, generation.sample)
         if key not in self._futures:
             self._futures[key] = self._grade(job, generation)
         return self._futures[key]
 
     def _grade(self, job: Job, generation: Generation) -> "Future[Grade]":
-        document = job.by_id[generation.document]
+        problem = job.by_id[generation.problem]
         if job.task.grader is None:
             self._judges = self._judges or Judges()
             rule = job.protocol.rule
-            return self._judges.submit(generation.text, document.gold, options=document.options, rule=rule)
-        graded = job.task.grader(generation, document)
+            return self._judges.submit(generation.text, problem.gold, options=problem.options, rule=rule)
+        graded = job.task.grader(generation, problem)
         future: Future[Grade] = Future()
         future.set_result(graded if isinstance(graded, Grade) else Grade(graded, graded, generation.text))
         return future
@@ -198,7 +198,7 @@ class Grading:
 
 
 def conclude(jobs: Sequence[Job], store: Store, grading: Grading, about: Mapping[str, Any]) -> Report:
-    """The report over complete generations; grades, summary and page are written. `about`: what Source.about says."""
+    """The report over complete generations; grades, summary and page are written."""
     results, notes = [], {}
     for job in jobs:
         generations = store.finish(job.task.name, job.keys)
@@ -228,8 +228,8 @@ def make_notes(
         how = f"{about['backend']} in {about['dtype']}"
         notes.append(f"{how}: rounding depends on the batch, so batching may change samples from run to run.")
     rows = job.task.rows
-    if rows is not None and rows != len(job.documents):
-        notes.append(f"{job.task.name}: {len(job.documents)} of the {rows} published problems.")
+    if rows is not None and rows != len(job.problems):
+        notes.append(f"{job.task.name}: {len(job.problems)} of the {rows} published problems.")
     cut = sum(one.finish == "length" and one.tokens < job.protocol.max_new_tokens for one in generations)
     if cut:
         notes.append(f"{job.task.name}: {cut} responses ended at the model's context of {about['context']} tokens.")
@@ -245,7 +245,12 @@ def make_notes(
 
 
 def _agree_on_settings(
-    store: Store, jobs: Sequence[Job], source: Source, group: Processes, data_dir: str | Path | None, fresh: bool
+    store: Store,
+    jobs: Sequence[Job],
+    source: ModelUnderTest,
+    group: Processes,
+    data_dir: str | Path | None,
+    fresh: bool,
 ) -> None:
     """Refuse to continue generations that other settings made; record the settings of this run."""
     if group.rank == 0 and store.directory is not None:
@@ -263,7 +268,7 @@ def _agree_on_settings(
                 "about": source.about(),
                 "made_by": made_by,
                 "protocol": job.protocol.record(),
-                "limit": len(job.documents),
+                "limit": len(job.problems),
                 "path": _absolute(job.task.path),
                 "data_dir": _absolute(data_dir),
             }
@@ -278,7 +283,7 @@ def _absolute(path: str | Path | None) -> str | None:
 def _refuse_change(job: Job, record: Mapping[str, Any], recorded: Mapping[str, Any], directory: Path) -> None:
     """Refuse other settings than the recorded. More samples or problems add to what is there, fewer would delete."""
     old = {"limit": recorded["limit"], **recorded["made_by"]}
-    new = {"limit": len(job.documents), **record, **job.record(recorded["limit"])}
+    new = {"limit": len(job.problems), **record, **job.record(recorded["limit"])}
     more = {name for name in ("limit", "n") if new[name] > old[name]}
     unknown = {"prompts"} if new["limit"] < old["limit"] else set()  # of all of them, of which only some are here
     compared = [key for key in new if key not in more | unknown]

@@ -13,7 +13,7 @@ from qsft.evals.request import Generation
 
 @dataclass(frozen=True)
 class Result:
-    """The graded samples of one task: N·n generations in the order of documents, n after n."""
+    """The graded samples of one task: N·n generations in the order of problems, n after n."""
 
     task: str
     samples: int
@@ -30,9 +30,9 @@ class Result:
         return self.matrix([grade.correct for grade in self.grades])
 
     @property
-    def documents(self) -> list[str]:
+    def problems(self) -> list[str]:
         """The problems' ids, in order."""
-        return [generation.document for generation in self.generations[:: self.samples]]
+        return [generation.problem for generation in self.generations[:: self.samples]]
 
 
 @dataclass(frozen=True)

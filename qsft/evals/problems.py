@@ -1,4 +1,4 @@
-"""From a task to its documents: rows of a local JSONL file or of the hub, each checked before any model is loaded."""
+"""From a task to its problems: rows of a local JSONL file or of the hub, each checked before any model is loaded."""
 
 import json
 import re
@@ -8,39 +8,39 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from qsft.evals.tasks import Document, Task
+from qsft.evals.tasks import Problem, Task
 
 Row = tuple[str, Mapping[str, Any]]  # where it stands (for messages), what it holds
 
 _BOX = re.compile(r"\\boxed\s*\{")
 
 
-def load_documents(task: Task, data_dir: str | Path | None = None, limit: int | None = None) -> list[Document]:
-    """The documents of a task, in the order of its rows; wrong rows are refused by line and field."""
+def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | None = None) -> list[Problem]:
+    """The problems of a task, in the order of its rows; wrong rows are refused by line and field."""
     if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} leaves no document of {task.name}; it must be 1 or more.")
-    if task.documents is not None:
-        documents = list(task.documents)
-        _refuse_repeats([(f"document {i}", document) for i, document in enumerate(documents)], task)
+        raise ValueError(f"limit={limit} leaves no problem of {task.name}; it must be 1 or more.")
+    if task.problems is not None:
+        problems = list(task.problems)
+        _refuse_repeats([(f"problem {i}", problem) for i, problem in enumerate(problems)], task)
     else:
         rows = list(read_rows(task, Path(data_dir) if data_dir is not None else None))
-        documents = _unique([(place, to_document(row, task, place)) for place, row in rows], task)
-    if not documents:
-        raise ValueError(f"task {task.name!r} has no documents: {task.path or data_dir or task.hub} is empty.")
-    return documents[:limit]
+        problems = _unique([(place, to_problem(row, task, place)) for place, row in rows], task)
+    if not problems:
+        raise ValueError(f"task {task.name!r} has no problems: {task.path or data_dir or task.hub} is empty.")
+    return problems[:limit]
 
 
-def to_document(row: Mapping[str, Any], task: Task, place: str) -> Document:
-    """The document a row holds; `place` is what an error calls the row."""
+def to_problem(row: Mapping[str, Any], task: Task, place: str) -> Problem:
+    """The problem a row holds; `place` is what an error calls the row."""
     question = str(_value(row, task.question, place, task)).strip()
     options = _options(_value(row, ("options",), place, task), place) if task.multiple_choice else None
     gold = _gold(row, task, place)
     if options is not None:
         gold = _letter(gold, options, place)
-    return Document(document_id(question, options), question, gold, options)
+    return Problem(problem_id(question, options), question, gold, options)
 
 
-def document_id(question: str, options: Mapping[str, str] | None = None) -> str:
+def problem_id(question: str, options: Mapping[str, str] | None = None) -> str:
     """A digest of what is asked; the gold answer is left out, so that a corrected one keeps the generations."""
     asked = json.dumps([question, sorted(options.items()) if options else None], ensure_ascii=False)
     return blake2b(asked.encode(), digest_size=8).hexdigest()
@@ -96,7 +96,7 @@ def _from_hub(task: Task) -> Iterator[Row]:
     from huggingface_hub import hf_hub_download
 
     if task.hub is None:
-        raise ValueError(f"task {task.name!r} has neither documents, a path nor a hub data set. Give it one of them.")
+        raise ValueError(f"task {task.name!r} has neither problems, a path nor a hub data set. Give it one of them.")
     try:
         if task.file:
             yield from _from_file(Path(hf_hub_download(task.hub, task.file, repo_type="dataset")), task)
@@ -157,25 +157,25 @@ def _letter(gold: Any, options: Mapping[str, str], place: str) -> str:
     return letter
 
 
-def _unique(placed: list[tuple[str, Document]], task: Task) -> list[Document]:
-    """The documents, repeated ones renamed if the benchmark was published with them, refused otherwise."""
+def _unique(placed: list[tuple[str, Problem]], task: Task) -> list[Problem]:
+    """The problems, repeated ones renamed if the benchmark was published with them, refused otherwise."""
     if task.rows is None or len(placed) != task.rows:
         _refuse_repeats(placed, task)
     seen: dict[str, int] = {}
-    documents = []
-    for _, document in placed:
-        seen[document.id] = seen.get(document.id, 0) + 1
-        repeat = seen[document.id]
-        documents.append(document if repeat == 1 else replace(document, id=f"{document.id}-{repeat}"))
-    return documents
+    problems = []
+    for _, problem in placed:
+        seen[problem.id] = seen.get(problem.id, 0) + 1
+        repeat = seen[problem.id]
+        problems.append(problem if repeat == 1 else replace(problem, id=f"{problem.id}-{repeat}"))
+    return problems
 
 
-def _refuse_repeats(placed: list[tuple[str, Document]], task: Task) -> None:
+def _refuse_repeats(placed: list[tuple[str, Problem]], task: Task) -> None:
     first: dict[str, str] = {}
-    for place, document in placed:
-        if document.id in first:
+    for place, problem in placed:
+        if problem.id in first:
             raise ValueError(
-                f"{place}: the same document as {first[document.id]}, so task {task.name!r} would count it twice. "
+                f"{place}: the same problem as {first[problem.id]}, so task {task.name!r} would count it twice. "
                 "Remove one of them."
             )
-        first[document.id] = place
+        first[problem.id] = place

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from qsft.evals.documents import load_documents
-from qsft.evals.tasks import GROUPS, TASKS, Document, Task, find_tasks
+from qsft.evals.problems import load_problems
+from qsft.evals.tasks import GROUPS, TASKS, Problem, Task, find_tasks
 
 
 def write(path, *rows):
@@ -15,7 +15,7 @@ def write(path, *rows):
 
 
 def load(path, **changes):
-    return load_documents(find_tasks(str(path))[0], **changes)
+    return load_problems(find_tasks(str(path))[0], **changes)
 
 
 def test_the_papers_tasks():
@@ -34,7 +34,7 @@ def test_local_files_have_the_fields_of_the_hub(tmp_path):
     write(tmp_path / "amc23.jsonl", {"question": "q", "answer": 27.0})
     write(tmp_path / "minerva.jsonl", {"problem": "p", "solution": r"so \boxed{1} or rather \boxed{4.5e33}"})
     write(tmp_path / "olympiadbench.jsonl", {"question": "q", "final_answer": ["$1$, $2$"]})
-    gold = {name: load_documents(TASKS[name], tmp_path)[0].gold for name in ("amc23", "minerva", "olympiadbench")}
+    gold = {name: load_problems(TASKS[name], tmp_path)[0].gold for name in ("amc23", "minerva", "olympiadbench")}
     assert gold == {"amc23": 27.0, "minerva": "4.5e33", "olympiadbench": "$1$, $2$"}
 
 
@@ -42,11 +42,11 @@ def test_the_medical_file_holds_all_sources(tmp_path):
     row = {"question": "q", "options": {"A": "x", "B": "y", "C": None}, "answer": "y", "answer_idx": "B"}
     sources = {"MedQA_USLME_test": [row], "MedBullets_op4": [row], "MedBullets_op5": [{**row, "question": "other"}]}
     (tmp_path / "m1_eval_data.json").write_text(json.dumps(sources), encoding="utf-8")
-    (document,) = load_documents(TASKS["medqa"], tmp_path)
-    assert (document.gold, document.options) == ("B", {"A": "x", "B": "y"})
-    assert load_documents(TASKS["medbullets_5"], tmp_path)[0].question == "other"
+    (problem,) = load_problems(TASKS["medqa"], tmp_path)
+    assert (problem.gold, problem.options) == ("B", {"A": "x", "B": "y"})
+    assert load_problems(TASKS["medbullets_5"], tmp_path)[0].question == "other"
     with pytest.raises(ValueError, match=r"0 sources look like 'NEJM'; it has MedQA_USLME_test, MedBullets_op4"):
-        load_documents(TASKS["nejm"], tmp_path)
+        load_problems(TASKS["nejm"], tmp_path)
 
 
 def test_a_document_keeps_its_id_in_another_order(tmp_path):
@@ -66,7 +66,7 @@ def test_a_document_keeps_its_id_in_another_order(tmp_path):
         ({"answer": "1"}, r"bad.jsonl:2: field 'problem' or 'question' is missing"),
         ({"problem": "p", "answer": " "}, r"bad.jsonl:2: field 'answer' is empty"),
         ({"problem": "", "answer": "1"}, r"bad.jsonl:2: field 'problem' is empty"),
-        ({"problem": "first", "answer": "1"}, r"bad.jsonl:2: the same document as .*bad.jsonl:1"),
+        ({"problem": "first", "answer": "1"}, r"bad.jsonl:2: the same problem as .*bad.jsonl:1"),
         ("{broken", r"bad.jsonl:2: not a JSON object"),
         ("[1]", r"bad.jsonl:2: a list, not a JSON object"),
     ],
@@ -83,12 +83,12 @@ def test_wrong_options_are_named(tmp_path):
 
 
 def test_an_empty_file_a_missing_file_and_no_limit(tmp_path):
-    with pytest.raises(ValueError, match="has no documents"):
+    with pytest.raises(ValueError, match="has no problems"):
         load(write(tmp_path / "empty.jsonl"))
     with pytest.raises(FileNotFoundError, match=r"no task file .*gone.jsonl"):
         find_tasks(str(tmp_path / "gone.jsonl"))
     with pytest.raises(FileNotFoundError, match=r"aime24.jsonl is missing.*problem or question, answer"):
-        load_documents(TASKS["aime24"], tmp_path)
+        load_problems(TASKS["aime24"], tmp_path)
     with pytest.raises(ValueError, match="limit=0"):
         load(write(tmp_path / "one.jsonl", {"problem": "p", "answer": "1"}), limit=0)
 
@@ -97,17 +97,17 @@ def test_an_empty_file_a_missing_file_and_no_limit(tmp_path):
 def test_without_a_network_the_local_file_that_would_serve_is_named(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(OSError, match=rf"could not be read from the hub.*DIR/{name}.jsonl .*--data_dir DIR"):
-        load_documents(TASKS[name])
+        load_problems(TASKS[name])
 
 
 def test_documents_in_memory_may_not_repeat():
-    rows = [Document("a", "q", "1"), Document("a", "q", "1")]
-    with pytest.raises(ValueError, match="document 1: the same document as document 0"):
-        load_documents(Task("mine", documents=rows))
+    rows = [Problem("a", "q", "1"), Problem("a", "q", "1")]
+    with pytest.raises(ValueError, match="problem 1: the same problem as problem 0"):
+        load_problems(Task("mine", problems=rows))
 
 
 def test_repeats_of_a_benchmark_as_published_are_kept_apart(tmp_path):
     row = {"problem": "p", "answer": "1"}
     path = write(tmp_path / "mine.jsonl", row, row)
-    first, second = load_documents(Task("mine", path=path, rows=2))
+    first, second = load_problems(Task("mine", path=path, rows=2))
     assert second.id == f"{first.id}-2"

@@ -32,7 +32,7 @@ class AnySampler(Protocol):
 
 
 @dataclass
-class Source:
+class ModelUnderTest:
     """A model by path, by hub id, or in memory (with its tokenizer), and how to draw from it."""
 
     model: str | Path | PreTrainedModel
@@ -102,10 +102,10 @@ class Source:
     def sampler(self, sampling: Sampling) -> AnySampler:
         """A sampler of the model, which is loaded on the first call."""
         if self.backend == "vllm":
-            from qsft.evals.engine import EngineSampler, start_engine
+            from qsft.evals.sample_vllm import VllmSampler, start_engine
 
             self._engine = self._engine or start_engine(str(self.model), self._dtype_name(), self.tensor_parallel_size)
-            return EngineSampler(self._engine, self._tokenizer(), sampling)
+            return VllmSampler(self._engine, self._tokenizer(), sampling)
         if self._engine is None:
             self._engine = self.model if isinstance(self.model, torch.nn.Module) else self._load()
         return Sampler(self._engine, self._tokenizer(), sampling, batch_size=self.batch_size)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from qsft.evals import stats
-from qsft.evals.page import points_with_intervals, write_page
-from qsft.evals.report import percent, with_interval
-from qsft.evals.store import Store
+from qsft.evals.report_page import points_with_intervals, write_page
+from qsft.evals.store import Store, with_problem
+from qsft.evals.summary import percent, with_interval
 from qsft.jsonl import read_lines, write_json, write_text
 
-PerProblem = dict[str, float]  # document → share of right samples
+PerProblem = dict[str, float]  # problem → share of right samples
 
 PAPER_SHAPE = '{"rows": {"SFT": {"math500": 61.2, …}, …}}, accuracies in per cent under the names of tasks'
 
@@ -90,9 +90,9 @@ def read_scores(run: Path) -> dict[str, PerProblem]:
     scores: dict[str, PerProblem] = {}
     for path in files:
         samples: dict[str, list[bool]] = {}
-        for row in read_lines(path):
-            samples.setdefault(row["document"], []).append(row["correct"])
-        scores[path.stem] = {document: float(np.mean(correct)) for document, correct in samples.items()}
+        for row in map(with_problem, read_lines(path)):
+            samples.setdefault(row["problem"], []).append(row["correct"])
+        scores[path.stem] = {problem: float(np.mean(correct)) for problem, correct in samples.items()}
     return scores
 
 
@@ -120,7 +120,7 @@ def unlike_settings(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], tasks: 
 
 def shared_problems(runs: Sequence[PerProblem], task: str) -> list[str]:
     """The problems that every run has, in the first one's order."""
-    shared = [document for document in runs[0] if all(document in one for one in runs)]
+    shared = [problem for problem in runs[0] if all(problem in one for one in runs)]
     if not shared:
         raise ValueError(f"the runs answered different problems of {task!r}: none is in all of them.")
     return shared
@@ -140,7 +140,7 @@ def read_paper(path: Path, tasks: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def _values(scores: PerProblem, problems: Sequence[str]) -> stats.Scores:
-    return np.array([scores[document] for document in problems])
+    return np.array([scores[problem] for problem in problems])
 
 
 def _accuracies(per_task: Mapping[str, stats.Scores]) -> dict[str, Any]:

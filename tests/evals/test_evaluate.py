@@ -10,10 +10,10 @@ import time
 
 import pytest
 
+from qsft.evals.evaluate import evaluate, rescore
 from qsft.evals.grade import Grade
-from qsft.evals.run import evaluate, rescore
 from qsft.evals.store import Store
-from qsft.evals.tasks import Document, Task
+from qsft.evals.tasks import Problem, Task
 
 FREE = ("--prompt", "plain", "--samples", "4", "--max_new_tokens", "8")
 ENTRY = """
@@ -76,7 +76,7 @@ def test_the_accuracy_is_what_the_texts_say(whole_run, sum_file):
 
 
 def test_a_complete_run_is_not_sampled_again(whole_run, sum_directory, sum_file, monkeypatch):
-    monkeypatch.setattr("qsft.evals.models.Source.sampler", None)
+    monkeypatch.setattr("qsft.evals.model_under_test.ModelUnderTest.sampler", None)
     how = {"prompt": "plain", "n": 4, "max_new_tokens": 8}
     again = evaluate(sum_directory, str(sum_file), output_dir=whole_run[0], silent=True, **how)
     assert again.summary == whole_run[1].summary
@@ -92,7 +92,7 @@ def test_killed_and_resumed_it_equals_an_uninterrupted_run(sum_directory, sum_fi
     process.communicate()
     kept = path.read_text(encoding="utf-8")
     assert 20 <= kept.count("\n") < 160
-    path.write_text(kept + '{"document": "torn', encoding="utf-8")
+    path.write_text(kept + '{"problem": "torn', encoding="utf-8")
     process = start(*words)
     _, err = process.communicate()
     assert process.returncode == 0, err
@@ -199,15 +199,15 @@ def test_rescore_refuses_what_it_does_not_use(whole_run, command, words):
 
 
 def test_a_task_of_ones_own_with_prompt_and_grader_in_memory(sum_model, sum_tokenizer):
-    documents = [Document(f"{a}+{b}", f"{a} + {b} =", str(a + b)) for a, b in ((1, 2), (3, 4), (9, 9))]
+    problems = [Problem(f"{a}+{b}", f"{a} + {b} =", str(a + b)) for a, b in ((1, 2), (3, 4), (9, 9))]
 
-    def grader(generation, document):
+    def grader(generation, problem):
         answer = generation.text.split()[-1] if generation.text and generation.finish == "stop" else None
-        return Grade(answer == f"\\boxed{{{document.gold}}}", answer=answer)
+        return Grade(answer == f"\\boxed{{{problem.gold}}}", answer=answer)
 
     tasks = [
-        Task("ours", documents=documents, prompt=lambda d: sum_tokenizer(d.question)["input_ids"], grader=grader),
-        Task("truth", documents=documents, prompt=lambda d: d.question, grader=lambda g, d: True),
+        Task("ours", problems=problems, prompt=lambda d: sum_tokenizer(d.question)["input_ids"], grader=grader),
+        Task("truth", problems=problems, prompt=lambda d: d.question, grader=lambda g, d: True),
     ]
     report = evaluate(sum_model, tasks, tokenizer=sum_tokenizer, n=8, max_new_tokens=8, silent=True)
     assert report.accuracy("truth") == 1.0
@@ -216,9 +216,9 @@ def test_a_task_of_ones_own_with_prompt_and_grader_in_memory(sum_model, sum_toke
 
 
 def test_what_the_grader_gave_up_on_is_said(sum_model, sum_tokenizer):
-    documents = [Document(str(i), "1 + 2 =", "3") for i in range(3)]
+    problems = [Problem(str(i), "1 + 2 =", "3") for i in range(3)]
     verdicts = {"0": Grade(False, timed_out=True), "1": Grade(False, failure="TypeError: why"), "2": Grade(True)}
-    task = Task("t", documents=documents, prompt=lambda d: d.question, grader=lambda g, d: verdicts[d.id])
+    task = Task("t", problems=problems, prompt=lambda d: d.question, grader=lambda g, d: verdicts[d.id])
     said = str(evaluate(sum_model, task, tokenizer=sum_tokenizer, n=1, max_new_tokens=2, silent=True))
     assert "t: 1 responses took the grader too long" in said
     assert "t: the grader stumbled over 1 responses, which count as wrong (TypeError; grades/ has each)" in said
@@ -257,6 +257,6 @@ def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_pa
     ],
 )
 def test_bad_settings_are_refused(command, sum_directory, sum_file, tmp_path, words, message, monkeypatch):
-    monkeypatch.setattr("qsft.evals.models.installed", lambda module: False)
+    monkeypatch.setattr("qsft.evals.model_under_test.installed", lambda module: False)
     with pytest.raises(ValueError, match=message):
         command("eval", sum_directory, "--tasks", sum_file, "--output_dir", tmp_path, "--prompt", "plain", *words)

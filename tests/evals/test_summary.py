@@ -7,13 +7,13 @@ import subprocess
 import numpy as np
 import pytest
 
-from qsft.evals.compare import compare, run_names
+from qsft.evals.comparison import compare, run_names
 from qsft.evals.grade import Grade
-from qsft.evals.page import to_html, write_report_page
 from qsft.evals.protocol import Protocol
-from qsft.evals.report import Result, make_report, task_numbers
+from qsft.evals.report_page import to_html, write_report_page
 from qsft.evals.request import Generation
 from qsft.evals.store import Store
+from qsft.evals.summary import Result, make_report, task_numbers
 
 
 def make_result(task, correct, tokens=10):

@@ -19,7 +19,7 @@ def start_engine(model: str, dtype: str, tensor_parallel_size: int) -> Any:
     return LLM(model=model, dtype=dtype, tensor_parallel_size=tensor_parallel_size)
 
 
-class EngineSampler:
+class VllmSampler:
     """Draws responses from a vLLM engine; every sample has its own seed, but a batch may still round differently."""
 
     def __init__(self, llm: Any, tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> None:
@@ -51,11 +51,11 @@ class EngineSampler:
             top_k=how.top_k or -1,
             max_tokens=limit,
             # vLLM takes seeds of 63 bits.
-            seed=row_key(how.seed, request.document, request.sample) & (2**63 - 1),
+            seed=row_key(how.seed, request.problem, request.sample) & (2**63 - 1),
             stop=list(self.stops.texts),
             stop_token_ids=self.stops.ids,
         )
 
     def _generation(self, request: Request, completion: Any) -> Generation:
         finish = "length" if completion.finish_reason == "length" else "stop"
-        return Generation(request.document, request.sample, completion.text, len(completion.token_ids), finish)
+        return Generation(request.problem, request.sample, completion.text, len(completion.token_ids), finish)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qsft.evals.report import Report, Result
+from qsft.evals.summary import Report, Result
 from qsft.jsonl import write_text
 
 BINS = 40

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from qsft.data.prompts import PROMPTS, render_prompt
 from qsft.data.read import one_of
 from qsft.data.sources import Source
+from qsft.targets.view import IGNORED
 
-IGNORE = -100
 ROW = "__row__"  # column with the index into the source; taken out again before training
 
 
@@ -37,7 +37,7 @@ class Encoder:
         responses = [[*ids, end] for ids in self._ids([answer for _, (_, answer) in pairs])]
         return {
             "input_ids": [p + r for p, r in zip(prompts, responses)],
-            "labels": [[IGNORE] * len(p) + r for p, r in zip(prompts, responses)],
+            "labels": [[IGNORED] * len(p) + r for p, r in zip(prompts, responses)],
             ROW: [i for i, _ in pairs],
         }
 

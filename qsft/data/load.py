@@ -15,10 +15,11 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from qsft.data.encode import IGNORE, ROW, Encoder
+from qsft.data.encode import ROW, Encoder
 from qsft.data.prompts import PROMPTS
 from qsft.data.read import one_of, read_rows, require_columns
 from qsft.data.sources import SOURCES, Source, curated_form, find_source
+from qsft.targets.view import IGNORED
 
 MANIFEST = "data_manifest.json"
 
@@ -161,7 +162,7 @@ def _fits(row: dict[str, Any], limit: int) -> bool:
 
 
 def _has_labels(row: dict[str, Any], limit: int) -> bool:
-    return any(label != IGNORE for label in row["labels"][:limit])
+    return any(label != IGNORED for label in row["labels"][:limit])
 
 
 def _sample(rows: Dataset, settings: DataSettings, multiple_of: int, counts: dict[str, int]) -> Dataset:

@@ -7,8 +7,7 @@ from datasets import Dataset
 from qsft.demo.settings import Settings
 from qsft.demo.vocabulary import EQUALS, encode
 from qsft.demo.world import PROMPT_LENGTH, chains, evaluation_problems, pretraining_corpus
-
-IGNORED = -100
+from qsft.targets.view import IGNORED
 
 
 def pretraining_data(settings: Settings) -> Dataset:

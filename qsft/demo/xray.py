@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 
 from qsft.demo.vocabulary import EQUALS, WORDS
 from qsft.demo.world import fact
-from qsft.losses.sums import HIGH
+from qsft.losses.sums import QUADRANTS, quadrant
 from qsft.targets.target import Target
 from qsft.targets.view import TokenView
 from qsft.targets.zoo import make_target
 from qsft.teacher.format import TeacherCache
 
-RESCUE, FILTER = "rescue", "filter"
+RESCUE, FILTER = QUADRANTS[:2]
 CANDIDATES = 128
 
 
@@ -33,9 +33,8 @@ class Token:
     @property
     def tag(self) -> str:
         """`rescue`: the base finds it unlikely, the teacher likely; `filter`: both unlikely; else nothing."""
-        if self.student >= HIGH:
-            return ""
-        return RESCUE if self.teacher >= HIGH else FILTER
+        name = QUADRANTS[quadrant(self.student, self.teacher)]
+        return name if name in (RESCUE, FILTER) else ""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from qsft.explore.probe import QUADRANTS, Document, Teacher, quadrant, teacher_label_probs, watch, witness
+from qsft.explore.probe import Document, Teacher, teacher_label_probs, watch, witness
 from qsft.explore.words import Words, visible
-from qsft.losses.sums import HIGH
+from qsft.losses.sums import HIGH, QUADRANTS, quadrant
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
 from qsft.targets.view import Full, TokenView

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qsft.explore.probe import QUADRANTS
 from qsft.explore.reading import facts, suggestions
+from qsft.losses.sums import QUADRANTS
 from qsft.page import GREEN, ORANGE, PAPER, PINK, SKY, escape, figure, page, table
 
 if TYPE_CHECKING:

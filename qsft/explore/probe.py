@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qsft.losses.head import attach_target_head
-from qsft.losses.sums import HIGH
+from qsft.losses.sums import quadrant
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
 from qsft.targets.trust import Constant
@@ -28,8 +28,6 @@ Document = Mapping[str, Any]  # input_ids and labels, and what the target reads 
 See = Callable[[TokenView, Mixture], None]
 
 TILE_BYTES = 32 * 2**20  # of one dense distribution over the vocabulary; a handful of them exist at a time
-QUADRANTS = ("rescue", "filter", "agree", "student_only")
-UNKNOWN = -1  # the quadrant of a token the teacher says nothing about
 
 
 @dataclass(frozen=True)
@@ -141,13 +139,6 @@ def teacher_label_probs(view: TokenView) -> Float[Tensor, " N"]:
     else:
         known = torch.where(teacher.ids == view.labels[:, None], teacher.logps.exp(), 0.0).sum(dim=-1)
     return known.masked_fill(teacher.empty, torch.nan)
-
-
-def quadrant(p: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Rescue: only the teacher finds the label likely; filter: neither; agree: both; student_only: only the student."""
-    high, teacher_high = p >= HIGH, t >= HIGH
-    index = np.where(high, np.where(teacher_high, 2, 3), np.where(teacher_high, 0, 1))
-    return np.where(np.isnan(t), UNKNOWN, index)
 
 
 def _numbers(view: TokenView, q: Mixture, top: int) -> dict[str, Tensor]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from qsft.explore.probe import QUADRANTS, UNKNOWN, AnyTarget, Document, Seen, Teacher, probe
+from qsft.explore.probe import AnyTarget, Document, Seen, Teacher, probe
 from qsft.explore.words import Words, visible
+from qsft.losses.sums import QUADRANTS, UNKNOWN
 from qsft.page import escape, page, static
 from qsft.targets.table import formula
 

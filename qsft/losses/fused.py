@@ -19,11 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from qsft.losses.reference import IGNORED
 from qsft.losses.sums import SUM_NAMES, token_sums
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
-from qsft.targets.view import Full, SideInputs, TokenView, TopK, row_dots
+from qsft.targets.view import IGNORED, Full, SideInputs, TokenView, TopK, row_dots
 
 TILE_BYTES = 512 * 2**20  # the tile of logits, some 880 tokens of a 150k vocabulary
 # What becomes p at a time; dense targets take a few more of these. Small enough for a CPU's cache; large enough that a

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from qsft.losses.fused import fused_label_logps, fused_target_loss
-from qsft.losses.reference import IGNORED
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
-from qsft.targets.view import SideInputs, TopK
+from qsft.targets.view import IGNORED, SideInputs, TopK
 
 _BITS = {torch.float16: torch.int16, torch.float32: torch.int32}
 _FLOATS = {bits: floats for floats, bits in _BITS.items()}

@@ -6,9 +6,7 @@ from torch import Tensor
 
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
-from qsft.targets.view import Full, SideInputs, TokenView, TopK
-
-IGNORED = -100
+from qsft.targets.view import IGNORED, Full, SideInputs, TokenView, TopK
 
 
 def target_loss(

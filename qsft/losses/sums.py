@@ -1,5 +1,7 @@
 """The sums behind the metrics, from what the fused head has in its hands anyway: no extra pass over the tile."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -9,7 +11,9 @@ from qsft.targets.target import Mixture
 from qsft.targets.view import EMPTY, Full, TokenView, TopK
 
 GAMMA_BINS = 64
-HIGH = 0.5  # p at or above counts as high in the quadrants of (p_θ(y), p_T(y))
+HIGH = 0.5  # a probability at or above counts as high
+QUADRANTS = ("rescue", "filter", "agree", "student_only")  # the paper's Q1 to Q4
+UNKNOWN = -1  # the quadrant of a label whose teacher probability is not known
 
 SCALARS = (
     "tokens",
@@ -26,13 +30,23 @@ SCALARS = (
     "teacher_tail",  # the teacher's mass outside its slots
     "label_in_topk",
     "teacher_disagrees",  # the teacher's likeliest token is not the label
-    "rescue",  # p_θ low, p_T high
-    "filter",  # both low
-    "agree",  # both high
-    "student_only",  # p_θ high, p_T low
+    *QUADRANTS,
     "fallback",  # a teacher was given but has nothing here: the student itself is used
 )
 SUM_NAMES = SCALARS + tuple(f"gamma_bin_{i}" for i in range(GAMMA_BINS))
+
+
+def quadrant(student: Any, teacher: Any, high: float = HIGH) -> Any:
+    """Where a label stands by its two probabilities p_θ(y) and p_T(y), as an index into QUADRANTS.
+
+    rescue: only the teacher finds it likely · filter: neither · agree: both · student_only: only the student;
+    UNKNOWN where the teacher's is NaN. Numbers, arrays and tensors alike:
+
+    >>> [QUADRANTS[quadrant(0.1, t)] for t in (0.9, 0.2)]
+    ['rescue', 'filter']
+    """
+    index = 2 * (student >= high) + (teacher < high)
+    return (index + 1) * (teacher == teacher) - 1  # NaN differs from itself
 
 
 def token_sums(
@@ -93,17 +107,13 @@ def _label_logp(teacher: TopK, is_label: Tensor) -> Tensor:
 def _counts(
     view: TokenView, said: Tensor, support: Tensor, tail: Tensor, in_topk: Tensor, disagrees: Tensor, label_logp: Tensor
 ) -> list[Tensor]:
-    student_high = view.label_logp.exp() >= HIGH
-    teacher_high = label_logp.exp() >= HIGH
+    where = quadrant(view.label_logp.exp(), label_logp.exp())
     return [
         said.sum(),
         torch.where(said, support, 0.0).sum(),
         torch.where(said, tail, 0.0).sum(),
         (said & in_topk).sum(),
         (said & disagrees).sum(),
-        (said & ~student_high & teacher_high).sum(),
-        (said & ~student_high & ~teacher_high).sum(),
-        (said & student_high & teacher_high).sum(),
-        (said & student_high & ~teacher_high).sum(),
+        *((said & (where == index)).sum() for index in range(len(QUADRANTS))),
         (~said).sum(),
     ]

@@ -42,6 +42,8 @@ def configuration(job: "Job") -> Iterator[tuple[str, Any]]:
 
 def data(job: "Job") -> Iterator[tuple[str, Any]]:
     """Where the rows come from, how many there are at each stage, and the first one as text."""
+    from qsft.targets.view import IGNORED
+
     manifest = job.data.manifest
     yield "from", manifest["from"]
     for key, value in manifest.get("set aside", {}).items():
@@ -50,7 +52,7 @@ def data(job: "Job") -> Iterator[tuple[str, Any]]:
         yield f"rows {stage}", f"{count:,}"
     if "input_ids" in job.data.dataset.column_names:
         row = job.data.dataset[0]
-        first = row["labels"].index(next(label for label in row["labels"] if label != -100))
+        first = row["labels"].index(next(label for label in row["labels"] if label != IGNORED))
         yield "first prompt", repr(job.tokenizer.decode(row["input_ids"][:first]))
         yield "first response", repr(job.tokenizer.decode(row["input_ids"][first:]))
 

@@ -12,6 +12,7 @@ from qsft.recipe.job import Job, configure
 from qsft.recipe.memory import STRATEGIES, Memory, head_bytes
 from qsft.recipe.read import Recipe
 from qsft.recipe.rehearsal import Parameter, Rehearsed, Step, rehearse
+from qsft.targets.view import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -72,7 +73,7 @@ def survey(job: Job) -> Corpus:
             )
         return Corpus(len(dataset), limit, None, limit, "label tokens are known after TRL's preparation")
     lengths = [min(len(ids), limit or len(ids)) for ids in dataset["input_ids"]]
-    labels = [sum(label != -100 for label in row[:limit]) for row in dataset["labels"]]
+    labels = [sum(label != IGNORED for label in row[:limit]) for row in dataset["labels"]]
     if job.args.packing and limit is not None:  # rows are filled with documents, and all of it may be labels
         return Corpus(len(dataset), limit, sum(labels), limit)
     return Corpus(len(dataset), max(lengths), sum(labels), max(labels))

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 TensorMap = Callable[[Tensor], Tensor]
+IGNORED = -100  # the label of a token that nothing is learnt from
 EMPTY = float("-inf")  # the log-prob of a teacher slot that holds nothing
 
 

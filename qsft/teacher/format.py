@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qsft.targets.view import TopK
+from qsft.targets.view import IGNORED, TopK
 from qsft.teacher.encoding import Rows
 from qsft.teacher.identity import Vocabulary, refuse_other_tokenizer, refuse_small_head
 from qsft.teacher.manifest import check_listed, read_manifest
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from qsft.teacher.verify import Verification
 
-IGNORED = -100
 Tokens = Any  # a list, a numpy array or a tensor of integers
 
 

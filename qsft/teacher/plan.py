@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qsft.teacher.format import IGNORED, TeacherCache, document_key, label_positions, numpy_documents
+from qsft.targets.view import IGNORED
+from qsft.teacher.format import TeacherCache, document_key, label_positions, numpy_documents
 
 
 @dataclass(frozen=True)

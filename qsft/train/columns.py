@@ -9,7 +9,7 @@ from trl import SFTConfig, pack_dataset
 
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
-from qsft.teacher.format import IGNORED
+from qsft.targets.view import IGNORED
 from qsft.train.config import TargetSFTConfig
 
 

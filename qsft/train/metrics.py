@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsft.losses.sums import GAMMA_BINS, SUM_NAMES
+from qsft.losses.sums import GAMMA_BINS, QUADRANTS, SUM_NAMES
 
 SEEN = "seen"  # tokens the model read, prompts included: TRL's num_tokens
 AUX = ("aux_loss", "micro_batches")
 NAMES = (*SUM_NAMES, SEEN, *AUX)
-QUADRANTS = ("rescue", "filter", "agree", "student_only")
 TEACHER_SHARES = ("support_mass", "teacher_tail", "label_in_topk", "teacher_disagrees")
 QUARTILES = {"gamma_q25": 0.25, "gamma_q50": 0.5, "gamma_q75": 0.75}
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsft.data.load import IGNORE, DataSettings, load_training_data
+from qsft.data.load import DataSettings, load_training_data
+from qsft.targets.view import IGNORED
 
 
 def load(tokenizer, path, name, **options):
@@ -23,10 +24,10 @@ def test_labels_are_the_response_and_the_end_token(name, rows_file, tiny_tokeniz
     row_id, row = data.manifest["row_ids"][3], data.dataset[3]
     prompt = f"<|user|> w{row_id} + w{row_id + 1} = ? <|assistant|>"
     response = " ".join(f"w{j}" for j in range(row_id % 5 + 1))
-    labelled = [token for token, label in zip(row["input_ids"], row["labels"]) if label != IGNORE]
+    labelled = [token for token, label in zip(row["input_ids"], row["labels"]) if label != IGNORED]
     assert tiny_tokenizer.decode(row["input_ids"]) == f"{prompt} {response} <|eos|>"
     assert tiny_tokenizer.decode(labelled) == f"{response} <|eos|>"
-    assert all(label in (IGNORE, token) for token, label in zip(row["input_ids"], row["labels"]))
+    assert all(label in (IGNORED, token) for token, label in zip(row["input_ids"], row["labels"]))
 
 
 def test_prompt_and_response_are_joined_as_tokenised_apart(rows_file, tiny_tokenizer):
@@ -73,7 +74,7 @@ def test_sample_is_the_first_of_the_seeded_shuffle_of_what_fits(rows_file, tiny_
 
 def test_rows_without_a_label_within_max_length_are_dropped(rows_file, tiny_tokenizer):
     path = rows_file("numina")
-    prompt_length = load(tiny_tokenizer, path, "numina").dataset[0]["labels"].count(IGNORE)
+    prompt_length = load(tiny_tokenizer, path, "numina").dataset[0]["labels"].count(IGNORED)
     assert load(tiny_tokenizer, path, "numina", max_length=prompt_length + 1).manifest["rows"]["used"] == 20
     with pytest.raises(ValueError, match="fewer than one global batch"):
         load(tiny_tokenizer, path, "numina", max_length=prompt_length)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from qsft.demo import store
-from qsft.demo.data import IGNORED, demonstrations
+from qsft.demo.data import demonstrations
 from qsft.demo.fit import config_values
 from qsft.demo.methods import METHODS
 from qsft.demo.models import base_path, teacher_path, untrained
@@ -17,6 +17,7 @@ from qsft.demo.prepare import demo_models
 from qsft.demo.settings import Settings
 from qsft.demo.world import LENGTH, PROMPT_LENGTH
 from qsft.recipe.read import read_recipe
+from qsft.targets.view import IGNORED
 from qsft.train.config import TargetSFTConfig
 
 SILENT = {"logging_strategy", "disable_tqdm"}  # how a run talks, not what it learns

@@ -6,8 +6,9 @@ import pytest
 
 from qsft.explore.alignment import BINS, comparable_targets, measure_alignment
 from qsft.explore.heatmap import alignment_figure, alignment_page, pull_figure
-from qsft.explore.probe import QUADRANTS, look
+from qsft.explore.probe import look
 from qsft.explore.reading import CAVEAT, in_words
+from qsft.losses.sums import QUADRANTS
 from qsft.targets.zoo import make_target
 
 

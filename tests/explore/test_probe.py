@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from qsft.explore.probe import QUADRANTS, look, probe
+from qsft.explore.probe import look, probe
 from qsft.losses.head import attach_target_head
-from qsft.losses.sums import SUM_NAMES
+from qsft.losses.sums import QUADRANTS, SUM_NAMES
 from qsft.targets.view import TokenView
 from qsft.targets.zoo import make_target
 from qsft.teacher.live import LiveTeacher

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from qsft.explore import tokens
-from qsft.explore.probe import QUADRANTS, look
+from qsft.explore.probe import look
 from qsft.explore.tokens import tokens_page, xray
+from qsft.losses.sums import QUADRANTS
 from qsft.targets.zoo import make_target
 
 EVIL = "<script>window.hacked=1</script>"

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from qsft.data.encode import IGNORE
 from qsft.data.prompts import PROMPTS, render_prompt
+from qsft.targets.view import IGNORED
 from qsft.turns import render_turns
 
 Row = Mapping[str, Any]
@@ -149,7 +149,7 @@ class Tokens:
 
     def _split(self, row: Row) -> tuple[list[int], list[int]]:
         ids, labels = list(row["input_ids"]), row["labels"]
-        start = next((at for at, label in enumerate(labels) if label != IGNORE), len(ids))
+        start = next((at for at, label in enumerate(labels) if label != IGNORED), len(ids))
         return ids[:start], ids[start:]
 
 
@@ -167,7 +167,7 @@ def response_ids(tokenizer: PreTrainedTokenizerBase, response: str) -> list[int]
 
 def document(prompt: Sequence[int], response: Sequence[int]) -> dict[str, Any]:
     """input_ids and labels of a prompt and a response."""
-    return {"input_ids": [*prompt, *response], "labels": [IGNORE] * len(prompt) + list(response)}
+    return {"input_ids": [*prompt, *response], "labels": [IGNORED] * len(prompt) + list(response)}
 
 
 def find_form(

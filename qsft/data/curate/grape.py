@@ -107,8 +107,8 @@ def response_logps(
     import torch
 
     from qsft.data.curate.forms import document, response_ids
-    from qsft.data.encode import IGNORE
     from qsft.losses.head import label_logps
+    from qsft.targets.view import IGNORED
 
     found = [document(prompt, response_ids(tokenizer, text)) for text in responses]
     fits = [workshop.context is None or len(doc["labels"]) <= workshop.context for doc in found]
@@ -121,7 +121,7 @@ def response_logps(
     sums: Iterator[float] = iter(())
     if width:
         # Padding stands behind the tokens, so no token attends to it and no mask is needed.
-        logps = label_logps(model, input_ids=padded("input_ids", 0), labels=padded("labels", IGNORE))
+        logps = label_logps(model, input_ids=padded("input_ids", 0), labels=padded("labels", IGNORED))
         sums = iter(logps.double().sum(-1).tolist())
     return [(next(sums) if fit else None, len(doc["labels"]) - len(prompt)) for doc, fit in zip(found, fits)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from qsft.data.prompts import PROMPTS, render_prompt
+from qsft.data.prompts import CONVERSATIONS, PRESETS, render
 from qsft.data.read import one_of
 from qsft.data.sources import Source
 from qsft.targets.view import IGNORED
@@ -22,7 +22,7 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: Source, prompt: str, response: str) -> None:
         self.tokenizer, self.source, self.response, self.prompt = tokenizer, source, response, prompt
-        one_of("prompt", prompt, PROMPTS)
+        one_of("prompt", prompt, CONVERSATIONS)
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no eos token to end a response with.")
 
@@ -32,14 +32,18 @@ class Encoder:
         pairs = [(i, pair) for i, row in zip(indices, rows) if (pair := self.source.demonstration(row, self.response))]
         if not pairs:
             return {"input_ids": [], "labels": [], ROW: []}
-        prompt, end = PROMPTS[self.prompt], self.tokenizer.eos_token_id
-        prompts = self._ids([render_prompt(self.tokenizer, question, prompt) for _, (question, _) in pairs])
+        end = self.tokenizer.eos_token_id
+        prompts = self._ids([self.asked(question) for _, (question, _) in pairs])
         responses = [[*ids, end] for ids in self._ids([answer for _, (_, answer) in pairs])]
         return {
             "input_ids": [p + r for p, r in zip(prompts, responses)],
             "labels": [[IGNORED] * len(p) + r for p, r in zip(prompts, responses)],
             ROW: [i for i, _ in pairs],
         }
+
+    def asked(self, question: str) -> str:
+        """The conversation up to the first response token."""
+        return render(self.tokenizer, PRESETS[self.prompt].prompt(question))  # type: ignore[arg-type]
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -51,7 +55,7 @@ class Encoder:
             "response": self.response,
             "columns": list(self.source.columns[self.response]),
             "prompt": self.prompt,
-            "prompt_example": render_prompt(self.tokenizer, "{question}", PROMPTS[self.prompt]),
+            "prompt_example": self.asked("{question}"),
             "end_token": self.tokenizer.eos_token,
             "tokenizer": self.tokenizer.name_or_path,
         }

@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from qsft.data.encode import ROW, Encoder
-from qsft.data.prompts import PROMPTS
+from qsft.data.prompts import CONVERSATIONS
 from qsft.data.read import one_of, read_rows, require_columns
 from qsft.data.sources import SOURCES, Source, curated_form, find_source
 from qsft.targets.view import IGNORED
@@ -43,8 +43,8 @@ class DataSettings:
         default="question",
         metadata={
             "help": "question: the question alone, in the tokenizer's own template; boxed: a system turn and the "
-            "instruction to put the answer within \\boxed{}.",
-            "choices": list(PROMPTS),
+            "instruction to put the answer within \\boxed{}; qwen-math: the instruction as the system turn.",
+            "choices": CONVERSATIONS,
         },
     )
     response: str | None = field(

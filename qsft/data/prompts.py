@@ -1,34 +1,97 @@
-"""From a question to the prompt's text: which turns there are."""
+"""How a question is asked and a conversation written: one place for training, evaluation and curation.
 
+The base models of the paper come with a chat template (Qwen) or without one (Llama); the latter get the header
+format of their instruct siblings, so that student and teacher read the same prompt.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from qsft.turns import BOXED, SYSTEM, render_turns
+from qsft.targets.checks import did_you_mean
+
+SYSTEM = "You are a helpful assistant."
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+LLAMA3_HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[int] | Sequence[Message]
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A system turn (None: whatever the template writes by itself) and what follows the question in the user turn."""
+class Preset:
+    """A way to ask: a system turn (None: the template's own), what follows the question, with or without turns."""
 
-    system: str | None
-    suffix: str
+    system: str | None = None
+    suffix: str = ""
+    chat: bool = True
 
-    def turns(self, question: str) -> list[dict[str, str]]:
-        """The conversation that ends where the response begins."""
-        user = {"role": "user", "content": question + self.suffix}
-        return [user] if self.system is None else [{"role": "system", "content": self.system}, user]
+    def prompt(self, question: str, options: Mapping[str, str] | None = None) -> str | list[dict[str, str]]:
+        """The conversation (or, without turns, the text) up to where the response begins; options as lines A. text."""
+        lines = [question, *(f"{letter}. {text}" for letter, text in (options or {}).items())]
+        text = "\n".join(lines) + self.suffix
+        if not self.chat:
+            return text
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": text}]
 
 
-PROMPTS = {
-    "question": Prompt(system=None, suffix=""),
-    "boxed": Prompt(system=SYSTEM, suffix="\n" + BOXED),
+PRESETS = {
+    "question": Preset(),
+    "boxed": Preset(system=SYSTEM, suffix="\n" + BOXED),  # the paper's, math and medical
+    "qwen-math": Preset(system=BOXED),
+    "plain": Preset(chat=False),
+    "plain-boxed": Preset(suffix="\n" + BOXED + "\n", chat=False),
 }
+CONVERSATIONS = [name for name, preset in PRESETS.items() if preset.chat]  # what a model can be trained with
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str, prompt: Prompt) -> str:
-    """The prompt's text up to the first response token, with exactly the special tokens it needs (one BOS at most).
+def find_preset(name: str) -> Preset:
+    """The preset of that name."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown prompt {name!r}.{did_you_mean(name, PRESETS)} Known: {', '.join(PRESETS)}.")
+    return PRESETS[name]
 
-    Tokenise it with `add_special_tokens=False`.
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """The token ids of a prompt: ids as they are, text with the tokenizer's special tokens (one BOS), messages as
+    `render` writes them."""
+    if isinstance(prompt, str):
+        marked = bool(tokenizer.bos_token) and prompt.startswith(str(tokenizer.bos_token))
+        return list(tokenizer(prompt, add_special_tokens=not marked)["input_ids"])
+    if not prompt or isinstance(prompt[0], int):
+        return [int(token) for token in prompt]  # type: ignore[arg-type]
+    return list(tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
+
+
+def render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message]) -> str:
+    """The text of a conversation up to the first response token, by the tokenizer's template or Llama-3's headers.
+
+    It holds the special tokens it needs: tokenise it with `add_special_tokens=False`.
     """
-    return render_turns(tokenizer, prompt.turns(question))
+    written = [dict(turn) for turn in turns]
+    if tokenizer.chat_template:
+        return str(tokenizer.apply_chat_template(written, tokenize=False, add_generation_prompt=True))
+    require_llama3(tokenizer)
+    return llama3(written, tokenizer.bos_token or "")
+
+
+def llama3(turns: Sequence[Message], bos: str) -> str:
+    """The turns in Llama-3's header format, ending with the assistant's header."""
+    written = "".join(
+        f"<|start_header_id|>{turn['role']}<|end_header_id|>\n\n{turn['content'].strip()}<|eot_id|>" for turn in turns
+    )
+    return f"{bos}{written}<|start_header_id|>assistant<|end_header_id|>\n\n"
+
+
+def require_llama3(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that has neither a chat template nor Llama-3's header tokens."""
+    vocabulary = tokenizer.get_vocab()
+    missing = [token for token in LLAMA3_HEADERS if token not in vocabulary]
+    if missing:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no chat template, and no {missing[0]!r} token to write "
+            "Llama-3's header format with. Set `tokenizer.chat_template`, use a model whose tokenizer has one, or, to "
+            "evaluate, a prompt without turns (--prompt plain-boxed)."
+        )

@@ -14,11 +14,11 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from qsft.data.prompts import Prompt, find_preset
 from qsft.evals.grade import Grade, Judges
 from qsft.evals.model_under_test import ModelUnderTest, Processes
 from qsft.evals.problems import load_problems
 from qsft.evals.progress import Progress
-from qsft.evals.prompts import Prompt, find_preset
 from qsft.evals.protocol import Protocol, find_protocol
 from qsft.evals.report_page import write_report_page
 from qsft.evals.request import Generation, Request

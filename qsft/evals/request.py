@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from qsft.evals.prompts import Prompt, encode
+from qsft.data.prompts import Prompt, encode
 
 TEXT_CHECK = 32  # steps between looks for a stop string that is no single token; the text is cut exactly afterwards
 

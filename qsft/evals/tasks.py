@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qsft.data.prompts import Prompt
 from qsft.evals.grade import Gold, Grade
-from qsft.evals.prompts import Prompt
 from qsft.evals.request import Generation
 from qsft.targets.checks import did_you_mean
 

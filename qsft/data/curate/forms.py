@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from qsft.data.prompts import PROMPTS, render_prompt
+from qsft.data.prompts import encode, find_preset
 from qsft.targets.view import IGNORED
-from qsft.turns import render_turns
 
 Row = Mapping[str, Any]
 Pair = tuple[str, str | None]  # question, response (None: the row has a problem only)
@@ -57,7 +56,7 @@ class Pairs:
 
     def prompt(self, row: Row, question: str) -> list[int]:
         """The ids of the templated question, as `qsft.data.encode` writes them."""
-        return _ids(self.tokenizer, render_prompt(self.tokenizer, question, PROMPTS[self.ask]))
+        return encode(self.tokenizer, find_preset(self.ask).prompt(question))
 
     def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
         """A row of two columns, which `load_training_data` reads with any tokenizer and prompt."""
@@ -81,7 +80,7 @@ class Messages:
     def prompt(self, row: Row, question: str) -> list[int]:
         """The ids of the conversation up to the response."""
         turns = _asked(_split(row["messages"])[0], question)
-        return _ids(self.tokenizer, render_turns(self.tokenizer, turns))
+        return encode(self.tokenizer, turns)
 
     def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
         """The conversation with another last turn."""
@@ -109,7 +108,7 @@ class PromptCompletion:
         """The ids that TRL gives the prompt."""
         if isinstance(row["prompt"], str):
             return list(self.tokenizer(question)["input_ids"])
-        return _ids(self.tokenizer, render_turns(self.tokenizer, _asked(row["prompt"], question)))
+        return encode(self.tokenizer, _asked(row["prompt"], question))
 
     def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
         """The row with another completion; text keeps the white space that divides it from the prompt."""

@@ -18,15 +18,15 @@ from datasets import Array2D, Dataset, Features, Sequence, Value, load_from_disk
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.measure import print_table, write_json
-from qsft.teacher.build import build_cache
-from qsft.teacher.capture import logit_tiles, predicting_states
+from qsft.teacher.batches import Plan, pad_documents, plan_capture
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture import build_cache
+from qsft.teacher.documents import document_key
 from qsft.teacher.encoding import ENCODINGS, Rows, canonical, truncate
-from qsft.teacher.format import TeacherCache, document_key
 from qsft.teacher.identity import Identity
+from qsft.teacher.live import logit_tiles, predicting_states
 from qsft.teacher.manifest import create_manifest
-from qsft.teacher.plan import Plan, pad_documents, plan_capture
-from qsft.teacher.shard import Draft, Facts
-from qsft.teacher.writer import encoding_kl
+from qsft.teacher.shards import Draft, Facts, encoding_kl
 
 K, VOCABULARY = 64, 151_936
 SIZES_GB = (1e6, 1e8, 1e9)

@@ -105,7 +105,7 @@ def _build_options(args: argparse.Namespace) -> "Path":
         raise ValueError(f"{problem}. Name a RECIPE, or give --dataset_path, --teacher and --out.")
     from transformers import AutoTokenizer
 
-    from qsft.teacher.build import build_cache
+    from qsft.teacher.capture import build_cache
 
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.teacher, revision=args.revision)
     options = {name: vars(args)[name] for name in CAPTURE_OPTIONS if vars(args)[name] is not None}
@@ -138,7 +138,7 @@ def load_documents(path: str) -> "Dataset":
 
 def run_info(args: argparse.Namespace) -> int:
     """Print identity and measured facts."""
-    from qsft.teacher.format import TeacherCache
+    from qsft.teacher.cache import TeacherCache
 
     cache = TeacherCache(args.directory)
     identity, measured = cache.manifest.identity, cache.manifest.measured
@@ -180,16 +180,16 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def _verify_values(args: argparse.Namespace) -> int:
-    from qsft.teacher.alignment import aligned, compare_with_teacher, sample_documents
-    from qsft.teacher.format import TeacherCache
-    from qsft.teacher.identity import teacher_differs
+    from qsft.teacher.cache import TeacherCache
+    from qsft.teacher.identity import teacher_difference
     from qsft.teacher.source import TeacherSource
+    from qsft.teacher.verify import aligned, compare_with_teacher, sample_documents
 
     cache = TeacherCache(args.directory)
     source = TeacherSource(args.teacher, dtype=cache.manifest.identity.dtype, revision=args.revision)
     documents = sample_documents(cache, args.sample)
     table = compare_with_teacher(cache, source.load(), documents)
-    difference = teacher_differs(cache.manifest.identity.teacher, source.describe())
+    difference = teacher_difference(cache.manifest.identity.teacher, source.describe())
     if difference:
         print(f"note: the cache holds the distributions of {difference}")
     print(f"\n{len(documents)} documents computed again with {args.teacher}:")

@@ -154,7 +154,7 @@ def _of_options(args: argparse.Namespace) -> Subject:
     from qsft.commands.cache import load_documents
     from qsft.recipe.read import read_recipe
     from qsft.targets.zoo import make_target
-    from qsft.teacher.format import TeacherCache
+    from qsft.teacher.cache import TeacherCache
     from qsft.teacher.source import default_device
 
     cache = TeacherCache(args.teacher_cache)
@@ -197,7 +197,7 @@ def _draw(job: "Job", args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from qsft.data.load import load_training_data
-    from qsft.teacher.manifest import FILE
+    from qsft.teacher.manifest import MANIFEST
 
     settings = job.settings
     if settings.sample_rows is None:
@@ -207,7 +207,7 @@ def _draw(job: "Job", args: argparse.Namespace) -> None:
         data = replace(job.data, dataset=_drawn(job.data.dataset, args))
     vars(job)["data"] = data
     cache = Path(job.args.teacher_cache or Path(str(job.args.output_dir), "teacher_cache"))
-    if (cache / FILE).is_file():
+    if (cache / MANIFEST).is_file():
         job.args.teacher_cache, job.args.teacher_model_name_or_path = str(cache), None
         job.args.teacher_missing = "self"
     else:

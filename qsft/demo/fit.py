@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from qsft.demo.progress import Advance
 from qsft.demo.settings import TRAINING, Phase
 from qsft.demo.vocabulary import make_tokenizer
-from qsft.teacher.format import TeacherCache
+from qsft.teacher.cache import TeacherCache
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
 

@@ -20,8 +20,8 @@ from qsft.demo.settings import Settings
 from qsft.demo.vocabulary import make_tokenizer
 from qsft.demo.world import Problem, evaluation_problems
 from qsft.demo.xray import most_instructive
-from qsft.teacher.build import build_cache
-from qsft.teacher.format import TeacherCache
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture import build_cache
 
 
 def run(

@@ -13,7 +13,7 @@ from qsft.losses.sums import QUADRANTS, quadrant
 from qsft.targets.target import Target
 from qsft.targets.view import TokenView
 from qsft.targets.zoo import make_target
-from qsft.teacher.format import TeacherCache
+from qsft.teacher.cache import TeacherCache
 
 RESCUE, FILTER = QUADRANTS[:2]
 CANDIDATES = 128

@@ -97,7 +97,7 @@ def teacher(job: "Job") -> Iterator[tuple[str, Any]]:
 
 def cache_state(job: "Job") -> str:
     """How many of the run's documents the cache holds."""
-    from qsft.teacher.format import TeacherCache
+    from qsft.teacher.cache import TeacherCache
 
     path = Path(job.args.teacher_cache or Path(job.args.output_dir, "teacher_cache"))
     if not (path / "manifest.json").exists():

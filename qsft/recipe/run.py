@@ -13,7 +13,7 @@ from qsft.recipe.read import Recipe, read_recipe
 
 if TYPE_CHECKING:
     from qsft.recipe.job import Job
-    from qsft.teacher.format import TeacherCache
+    from qsft.teacher.cache import TeacherCache
     from qsft.train.trainer import TargetSFTTrainer
 
 

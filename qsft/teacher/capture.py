@@ -1,114 +1,225 @@
-"""The teacher's distributions at label positions: backbone, then the head a tile at a time, never all logits."""
+"""Run a teacher over a tokenised data set and keep what it says: resumes, appends, divides over processes.
 
-from collections.abc import Iterator
-from typing import Any
+Only documents that are not in the cache are computed. Processes (as torchrun and `accelerate launch` start them) share
+the batches of one plan and wait for each other by looking at published shards, never in a collective that could time
+out.
+"""
 
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qsft.losses.fused import Projection, tokens_per_chunk
-from qsft.losses.head import base_causal_lm, label_states, output_head
-from qsft.targets.view import Full, TopK
+from qsft.files import NoSpace, make_directory, probe, publish
+from qsft.processes import is_main, rank, world_size
+from qsft.progress import Progress
+from qsft.teacher.batches import Plan, plan_capture, ready_batches
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.documents import Documents
+from qsft.teacher.encoding import row_bytes
+from qsft.teacher.identity import (
+    VOCABULARY,
+    Identity,
+    Vocabulary,
+    check_settings,
+    refuse_other_settings,
+    refuse_other_teacher,
+    refuse_other_tokenizer,
+    shared_evidence,
+    teacher_difference,
+)
+from qsft.teacher.live import evaluating, input_device, top_rows
+from qsft.teacher.manifest import MANIFEST, create_manifest, recover_manifest, refresh_manifest
+from qsft.teacher.shards import Shard, published
+from qsft.teacher.source import TeacherSource, dtype_name, head_rows
+from qsft.teacher.writer import Computed, ShardWriter
 
-BLOCK = 64  # top_k looks at the maxima of blocks of this many logits first
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WHAT = "the teacher cache"
+POLL_SECONDS = 0.2
 
 
-@torch.no_grad()
-def top_rows(model: nn.Module, k: int, **batch: Tensor | None) -> TopK:
-    """The teacher's k likeliest tokens at every label position of `batch` (see `predicting_states`), row after row.
+def build_cache(
+    dataset: Sequence[Mapping[str, Any]],
+    teacher: str | Path | nn.Module,
+    path: str | Path,
+    *,
+    tokenizer: "PreTrainedTokenizerBase",
+    k: int = 64,
+    encoding: str = "exact",
+    top_p: float | None = None,
+    min_k: int = 1,
+    batch_tokens: int = 16_384,
+    dtype: str | torch.dtype | None = None,
+    revision: str | None = None,
+    device: str | torch.device | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    shard_bytes: int = 256 << 20,
+    patience: float = 1800.0,
+    progress: bool = True,
+) -> TeacherCache:
+    """The cache at `path` after every document of `dataset` is in it; only missing ones are computed.
 
-    Log-probs are float32, normalised over the full vocabulary at temperature 1.
+    dataset       rows with `input_ids` and `labels` (−100: ignored), as training will see them
+    teacher       a causal LM, a path, or a hub id (with `revision`), loaded in its own dtype unless `dtype` is given
+    tokenizer     the one the data were tokenised with; it must be the teacher's
+    encoding      "exact" (387 bytes per label token at k = 64) or "compact" (214 bytes, KL below 1e-5)
+    top_p         keep only the slots that hold this share of the mass, between `min_k` and k of them
+    batch_tokens  tokens per forward, padding included
+    patience      seconds without a new shard after which a process no longer waits for the others
     """
-    hidden, labels = predicting_states(model, **batch)
-    columns = zip(*(_best(tile, labels[rows], k) for rows, tile in logit_tiles(model, hidden)))
-    return TopK(*map(torch.cat, columns))
+    path = Path(path)
+    check_settings(k, encoding, top_p, min_k)
+    documents = dataset if isinstance(dataset, Documents) else Documents(dataset)
+    plan = plan_capture(documents, batch_tokens)
+    source = TeacherSource(teacher, dtype=dtype, revision=revision, device=device, model_kwargs=model_kwargs)
+    settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k} | source.asked_dtype
+    vocabulary = Vocabulary.of(tokenizer)
+    make_directory(path, WHAT)
+    cache = _open_matching(path, source, vocabulary, settings)
+    missing = plan.missing(cache)
+    if missing.any():
+        probe(path, WHAT)
+        source.refuse_other_tokenizer(vocabulary)
+        model = source.load()
+        identity = _claim(path, source, model, vocabulary, settings)
+        Capture(model, identity, path, plan, missing).run(shard_bytes, progress)
+        _wait_for_others(path, {key.tobytes() for key in plan.keys[missing]}, patience)
+    return _finished(path, vocabulary)
 
 
-@torch.no_grad()
-def full_rows(model: nn.Module, **batch: Tensor | None) -> Full:
-    """The teacher's whole distribution at every label position of `batch`."""
-    hidden, labels = predicting_states(model, **batch)
-    columns = zip(*(_everything(tile, labels[rows]) for rows, tile in logit_tiles(model, hidden)))
-    return Full(*map(torch.cat, columns))
+def _open_matching(
+    path: Path, source: TeacherSource, vocabulary: Vocabulary, settings: dict[str, Any]
+) -> TeacherCache | None:
+    """The cache that is there already, if this capture may continue it."""
+    if not (path / MANIFEST).is_file() and not published(path):
+        return None
+    recover_manifest(path)
+    cache = TeacherCache(path)
+    identity = cache.manifest.identity
+    refuse_other_settings(identity, path, **settings | {"k": min(settings["k"], identity.vocab_size)})
+    refuse_other_tokenizer(path, identity, vocabulary, "the tokenizer of the data")
+    given = source.describe()
+    evidence = shared_evidence(identity.teacher, given)
+    if evidence == "name" or (evidence == "revision" and teacher_difference(identity.teacher, given)):
+        source.load()  # a model object and its files have different names, a commit may change the README only
+    refuse_other_teacher(identity.teacher, source.describe(), path)
+    return cache
 
 
-def teacher_rows(
-    model: nn.Module,
-    input_ids: Int[Tensor, "B T"],
-    labels: Int[Tensor, "B T"],
-    attention_mask: Int[Tensor, "B T"] | None = None,
-    position_ids: Int[Tensor, "B T"] | None = None,
-    k: int | None = None,
-) -> TopK | Full:
-    """`top_rows`, or `full_rows` when k is None."""
-    batch = {"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask, "position_ids": position_ids}
-    return full_rows(model, **batch) if k is None else top_rows(model, k, **batch)
+def _claim(
+    path: Path, source: TeacherSource, model: nn.Module, vocabulary: Vocabulary, settings: dict[str, Any]
+) -> Identity:
+    """The identity under which this capture writes: its own in a new directory, else the one that is there."""
+    vocab_size = head_rows(model)
+    given = {"vocab_size": vocab_size, "dtype": dtype_name(next(model.parameters()).dtype)}
+    settings = settings | given | {"k": min(settings["k"], vocab_size)}
+    own = Identity(teacher=source.describe(), tokenizer=vocabulary.about, **settings)
+    identity = create_manifest(path, own).identity
+    refuse_other_settings(identity, path, **settings)
+    refuse_other_teacher(identity.teacher, own.teacher, path)
+    refuse_other_tokenizer(path, identity, vocabulary, "the tokenizer of the data")
+    _keep_vocabulary(path, vocabulary)
+    return identity
 
 
-def predicting_states(
-    model: nn.Module,
-    input_ids: Int[Tensor, "B T"],
-    labels: Int[Tensor, "B T"],
-    attention_mask: Int[Tensor, "B T"] | None = None,
-    position_ids: Int[Tensor, "B T"] | None = None,
-) -> tuple[Float[Tensor, "N H"], Int[Tensor, " N"]]:
-    """The hidden states that predict a label, and those labels: the state at t−1 predicts token t."""
-    optional = {"attention_mask": attention_mask, "position_ids": position_ids}  # not every backbone takes both
-    given = {name: value for name, value in optional.items() if value is not None}
-    causal_lm: Any = base_causal_lm(model)
-    states, _, kept, _ = label_states(causal_lm, (), {"input_ids": input_ids, **given}, labels)
-    # With device_map the backbone may end on another device than the head.
-    device = causal_lm.get_output_embeddings().weight.device
-    return states.to(device), kept.to(device)
+def _keep_vocabulary(path: Path, vocabulary: Vocabulary) -> None:
+    """Put the tokens themselves beside their digest, so that an error can name the first that differs."""
+    if not (path / VOCABULARY).is_file():
+        publish(path / VOCABULARY, vocabulary.content, what=WHAT)
 
 
-def input_device(model: nn.Module) -> torch.device:
-    """Where a model takes its tokens, also when it is spread over several devices."""
-    causal_lm: Any = base_causal_lm(model)
-    return causal_lm.get_input_embeddings().weight.device
+@dataclass(frozen=True)
+class Capture:
+    """The documents of a plan that a cache lacks, and the teacher to ask."""
+
+    model: nn.Module
+    identity: Identity
+    path: Path
+    plan: Plan
+    missing: np.ndarray
+
+    def run(self, shard_bytes: int, progress: bool) -> None:
+        """Compute and publish this process's batches."""
+        self.plan.check_ids(self.identity.vocab_size)
+        self._require_space()
+        try:
+            with evaluating(self.model):
+                self._run(shard_bytes, progress)
+        except NoSpace as error:
+            left = self._bytes_needed(self.plan.missing(TeacherCache(self.path)))
+            raise NoSpace(f"{error} In all about {left / 1e6:,.1f} MB are still to be written.") from error
+
+    def _run(self, shard_bytes: int, progress: bool) -> None:
+        mine = [batch for batch in self.plan.batches[rank() :: world_size()] if self.missing[batch].any()]
+        total, tokens = sum(int(self.missing[batch].sum()) for batch in mine), 0
+        with (
+            Progress(f"teacher cache {self.path}", total, "documents", show=progress and is_main()) as bar,
+            ShardWriter(self.path, self.identity, shard_bytes) as writer,
+        ):
+            for batch, documents, inputs in ready_batches(self.plan, mine):
+                writer.put(self._compute(batch, documents, inputs))
+                wanted = batch[self.missing[batch]]
+                tokens += int(self.plan.labels[wanted].sum())
+                rate = f"{bar.per_second(tokens):,.0f} label tokens/s, {writer.bytes_written / 1e6:,.1f} MB"
+                bar.advance(len(wanted), rate)
+
+    def _compute(self, batch: np.ndarray, documents: list[np.ndarray], inputs: dict[str, Tensor]) -> Computed:
+        """One batch through the teacher, a document per row: positions count from its first token."""
+        device = input_device(self.model)
+        rows = top_rows(self.model, self.identity.k, **{name: tensor.to(device) for name, tensor in inputs.items()})
+        keys, counts = [key.tobytes() for key in self.plan.keys[batch]], self.plan.labels[batch].tolist()
+        return Computed(rows, keys, documents, counts, self.missing[batch].tolist())
+
+    def _bytes_needed(self, missing: np.ndarray) -> float:
+        """What missing documents take on disk; with top_p the most they can."""
+        per_row = row_bytes(self.identity.encoding, self.identity.k, self.identity.vocab_size)
+        return float(self.plan.labels[missing].sum() * per_row)
+
+    def _require_space(self) -> None:
+        """NoSpace before the first batch when the disk cannot hold what is missing."""
+        needed, free = self._bytes_needed(self.missing), shutil.disk_usage(self.path).free
+        if needed <= free:
+            return
+        words = f"the teacher cache {self.path} needs about {needed / 1e6:,.1f} MB more; {free / 1e6:,.1f} MB are free"
+        if self.identity.top_p is None:
+            raise NoSpace(f"{words}. Free some space, choose another directory, or use encoding='compact' or top_p.")
+        print(f"{words}, which may do: top_p keeps fewer slots than k.", file=sys.stderr)
 
 
-def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tuple[slice, Float[Tensor, "n V"]]]:
-    """The float32 logits of all states, some rows at a time, in one tile that the next rows overwrite.
-
-    No states at all give one empty tile.
-    """
-    head = output_head(model)
-    project = Projection(head.softcap, head.logit_scale)
-    chunk = max(1, tokens_per_chunk(len(hidden), len(head.weight), torch.float32))
-    tile = hidden.new_empty(min(chunk, len(hidden)), len(head.weight), dtype=torch.float32)
-    for start in range(0, max(len(hidden), 1), chunk):
-        states = hidden[start : start + chunk].to(head.weight.dtype)
-        yield slice(start, start + chunk), project(states, head.weight, head.bias, tile[: len(states)])
-
-
-def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """The k largest logits and their ids, as `torch.topk`, in a fraction of its time for a large vocabulary.
-
-    The k largest lie in the k blocks with the largest maxima: only those are sorted, and the few that fill no block.
-    """
-    n, size = logits.shape
-    body = size // BLOCK * BLOCK
-    if size < 4 * k * BLOCK:
-        plain = logits.topk(k, dim=-1)
-        return plain.values, plain.indices
-    blocks = logits[:, :body].view(n, -1, BLOCK)
-    chosen = blocks.amax(dim=-1).topk(k, dim=-1).indices
-    ids = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=logits.device)).view(n, -1)
-    ids = torch.cat([ids, torch.arange(body, size, device=logits.device).expand(n, -1)], dim=1)
-    best = logits.gather(1, ids).topk(k, dim=-1)
-    return best.values, ids.gather(1, best.indices)
+def _wait_for_others(path: Path, outstanding: set[bytes], patience: float) -> None:
+    """Return when every document is published; a process that died must not keep the others for ever."""
+    seen: set[Path] = set()
+    last_news = time.monotonic()
+    while True:
+        for shard in set(published(path)) - seen:
+            seen.add(shard)
+            outstanding -= {key.tobytes() for key in Shard(shard).keys}
+            last_news = time.monotonic()
+        if not outstanding:
+            return
+        if time.monotonic() - last_news > patience:
+            raise ValueError(
+                f"{len(outstanding)} documents of the teacher cache {path} did not come from the other processes "
+                f"within {patience:.0f} s. One of them probably died, or it runs on a node that writes elsewhere: all "
+                "nodes must see this directory on a file system they share. What was published stays: rerun the "
+                "command."
+            )
+        time.sleep(POLL_SECONDS)
 
 
-def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """ids, log-probs and the label's log-prob, of at most the whole vocabulary; overwrites the tile."""
-    values, ids = top_k(tile, min(k, tile.shape[-1]))
-    label = tile.gather(-1, labels[:, None])
-    lse = values[:, :1] + tile.sub_(values[:, :1]).exp_().sum(dim=-1, keepdim=True).log_()
-    return ids.to(torch.int32), values - lse, (label - lse)[:, 0]
-
-
-def _everything(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-    logps = tile.log_softmax(dim=-1)
-    return logps, logps.gather(-1, labels[:, None])[:, 0]
+def _finished(path: Path, vocabulary: Vocabulary) -> TeacherCache:
+    """The cache, with its manifest brought up to date by the first process."""
+    if is_main():
+        refresh_manifest(path)
+        _keep_vocabulary(path, vocabulary)
+    return TeacherCache(path)

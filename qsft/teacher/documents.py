@@ -1,74 +1,190 @@
-"""What a document is, after TRL's preparation: in a row of a data set, and in a collated batch.
+"""What a document is, after TRL's preparation: in a data set, and in a collated batch; and the key that names it.
 
 A document is a unit of attention: an unpacked row, or one segment of a packed row (`seq_lengths`). The cache is keyed
 by a document's tokens, so both readings must agree; a test compares them for every way TRL arranges data.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qsft.fingerprints import digest
+from qsft.targets.view import IGNORED
+
+Tokens = Any  # a list, a numpy array or a tensor of integers
 Document = dict[str, np.ndarray]  # input_ids and labels of one unit of attention
 Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
+RUN_TOKENS = 1 << 18  # tokens that are converted and hashed at once: they stay in the processor's cache
+INT32 = np.iinfo(np.int32)
 
-class Span(NamedTuple):
-    """Where a document lies in a batch: columns start:stop of a row."""
 
-    row: int
-    start: int
-    stop: int
+def document_key(input_ids: Tokens, labels: Tokens) -> bytes:
+    """16 bytes that name a document: a digest of its token ids and labels, the first label taken as ignored.
+
+    Nothing predicts the first token, and padding-free collation masks its label: it must not change the key.
+    """
+    ids, targets = _integers(input_ids), _integers(labels)
+    _require_same_length(len(ids), len(targets))
+    targets = targets.copy()
+    targets[:1] = IGNORED
+    return _key(ids, targets)
+
+
+def label_positions(labels: Tokens) -> np.ndarray:
+    """The positions t ≥ 1 with a label, in order: the rows a cache holds for a document."""
+    positions = np.flatnonzero(_integers(labels) != IGNORED)
+    return positions[positions > 0]
+
+
+class Overview(NamedTuple):
+    """What a capture and a lookup need to know of every document, without its tokens."""
+
+    keys: np.ndarray  # uint8 [n, 16]
+    lengths: np.ndarray
+    labels: np.ndarray  # label positions of each
+    id_range: tuple[int, int]  # lowest and highest token id, labels included
 
 
 class Documents(Sequence[Document]):
     """The documents of prepared map-style data sets, one after the other; packed rows are cut into their segments.
 
-    Rows are read when asked for. A collator other than TRL's may change tokens or labels: given here, it collates
-    every row before it is cut.
+    The buffers of a `datasets.Dataset` are read where they lie, usually memory-mapped. Other rows are read into memory
+    once, as are those that a collator other than TRL's changes: given here, it collates every row before it is cut.
     """
 
     def __init__(self, *datasets: Any, collator: Collator | None = None) -> None:
-        self.datasets = datasets
-        self.collator = collator
-        self.places = [
-            (number, row, nth)
-            for number, dataset in enumerate(datasets)
-            for row, count in enumerate(self._counts(dataset))
-            for nth in range(count)
-        ]
+        self.datasets, self.collator = datasets, collator
+        self._buffers: list[tuple[np.ndarray, np.ndarray]] = []
+        parts = [self._read(dataset) for dataset in datasets]
+        # Per document: its buffer, where its ids start there, where its labels do, and its length.
+        places = np.concatenate(parts) if parts else np.zeros((0, 4), np.int64)
+        self._buffer, self._start, self._label_start, self.lengths = places.T
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.lengths)
 
     def __getitem__(self, index: Any) -> Any:
-        number, row, nth = self.places[index]
-        return self.split(self.datasets[number][row])[nth]
+        ids, labels = self._buffers[self._buffer[index]]
+        start, other, length = self._start[index], self._label_start[index], self.lengths[index]
+        return {"input_ids": ids[start : start + length], "labels": labels[other : other + length]}
 
     def __iter__(self) -> Iterator[Document]:
-        for dataset in self.datasets:
-            for row in dataset:
-                yield from self.split(row)
+        return (self[index] for index in range(len(self)))
 
-    def split(self, row: Mapping[str, Any]) -> list[Document]:
-        """The documents of one row, as the model will see them."""
-        return split(row) if self.collator is None else collated(row, self.collator)
+    def tokens(self, index: int) -> np.ndarray:
+        """int32 [2,T]: input_ids and labels of a document, the first label ignored as in its key."""
+        document = self[index]
+        tokens = np.stack([_int32(document["input_ids"]), _int32(document["labels"])])
+        tokens[1, :1] = IGNORED
+        return tokens
 
-    def _counts(self, dataset: Any) -> Iterator[int]:
-        """How many documents each row holds."""
-        if self.collator is not None:
-            return (len(self.split(row)) for row in dataset)
-        if "seq_lengths" not in dataset.column_names:
-            return iter([1] * len(dataset))
-        return (len(lengths) for lengths in dataset["seq_lengths"])
+    @cached_property
+    def overview(self) -> Overview:
+        """Keys, lengths and label counts of all documents, in one pass over the tokens."""
+        keys, counts = np.zeros((len(self), 16), np.uint8), np.zeros(len(self), np.int64)
+        low, high = 0, 0
+        # In the order of memory, so that a shuffled data set is read like one that is not.
+        for places, ids, labels, bounds in self._runs(np.lexsort((self._start, self._buffer))):
+            kept = labels != IGNORED
+            counts[places] = np.diff(np.concatenate([[0], np.cumsum(kept)])[bounds])
+            targets = labels[kept]
+            low, high = min(low, ids.min(initial=0), targets.min(initial=0)), max(high, ids.max(initial=0))
+            high = max(high, targets.max(initial=0))
+            digests = (_key(ids[a:b], labels[a:b]) for a, b in pairwise(bounds.tolist()))
+            keys[places] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+        return Overview(keys, self.lengths, counts, (int(low), int(high)))
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex digits that name these documents in this order, whatever file, chunk or integer type they lie in."""
+        parts = [hashlib.blake2b(digest_size=16) for _ in range(3)]
+        for _, ids, labels, bounds in self._runs(np.arange(len(self))):
+            for part, values in zip(parts, (ids, labels, np.diff(bounds).astype("<i8"))):
+                part.update(values.data)
+        return digest(b"".join(part.digest() for part in parts))
+
+    def _runs(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """Neighbours in memory together: places, ids and labels as int32 (each first label ignored), and bounds."""
+        buffer, start, other, length = (a[order] for a in (self._buffer, self._start, self._label_start, self.lengths))
+        total = np.cumsum(length)
+        apart = (buffer[1:] != buffer[:-1]) | (total[1:] // RUN_TOKENS != total[:-1] // RUN_TOKENS)
+        apart |= (start[1:] != (start + length)[:-1]) | (other[1:] != (other + length)[:-1])
+        edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(order)] if len(order) else []
+        for first, end in pairwise(edges):
+            bounds = np.concatenate([[0], np.cumsum(length[first:end])])
+            ids, labels = self._buffers[buffer[first]]
+            ids, labels = (
+                _int32(flat[at : at + bounds[-1]]) for flat, at in ((ids, start[first]), (labels, other[first]))
+            )
+            labels = labels.copy()
+            labels[bounds[:-1][length[first:end] > 0]] = IGNORED
+            yield order[first:end], ids, labels, bounds
+
+    def _read(self, dataset: Any) -> np.ndarray:
+        """The places of a data set's documents, after its tokens became buffers."""
+        table = None if self.collator is not None else _arrow_table(dataset)
+        if table is None:
+            return self._read_rows(dataset)
+        rows: list[np.ndarray] = []
+        counts: list[np.ndarray] = []
+        for batch in table.to_batches():
+            places, count = self._read_batch(batch)
+            rows.append(places)
+            counts.append(count)
+        places = np.concatenate(rows or [np.zeros((0, 4), np.int64)])
+        if dataset._indices is None:
+            return places
+        count = np.concatenate(counts or [np.zeros(0, np.int64)])
+        return places[_selected(count, dataset._indices.column(0).to_numpy().astype(np.int64))]
+
+    def _read_batch(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Places of the documents of an Arrow record batch, and how many each row holds."""
+        ids, offsets = _flat(batch.column("input_ids"))
+        labels, other = _flat(batch.column("labels")) if "labels" in batch.schema.names else (ids, offsets)
+        lengths = np.diff(offsets)
+        for row in np.flatnonzero(lengths != np.diff(other))[:1]:
+            _require_same_length(int(lengths[row]), int(np.diff(other)[row]))
+        count = np.ones(len(lengths), np.int64)
+        if "seq_lengths" in batch.schema.names:
+            segments, ends = _flat(batch.column("seq_lengths"))
+            count, rows = np.diff(ends), lengths
+            lengths = segments[ends[0] : ends[-1]].astype(np.int64)
+            _require_whole_rows(lengths, count, rows)
+        before = np.cumsum(lengths) - lengths
+        self._buffers.append((ids, labels))
+        buffer = np.full(len(lengths), len(self._buffers) - 1)
+        return np.stack([buffer, before + offsets[0], before + other[0], lengths], axis=1), count
+
+    def _read_rows(self, rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
+        cut = split if self.collator is None else lambda row: collated(row, self.collator)  # type: ignore[arg-type]
+        documents = [document for row in rows for document in cut(row)]
+        for document in documents:
+            _require_same_length(len(document["input_ids"]), len(document["labels"]))
+        lengths = np.array([len(document["input_ids"]) for document in documents], np.int64)
+        empty = [np.zeros(0, np.int32)]
+        self._buffers.append(
+            tuple(np.concatenate([_integers(d[name]) for d in documents] or empty) for name in ("input_ids", "labels"))  # type: ignore[arg-type]
+        )
+        before = np.cumsum(lengths) - lengths
+        return np.stack([np.full(len(lengths), len(self._buffers) - 1), before, before, lengths], axis=1)
+
+
+def data_digest(*datasets: Any, collator: Collator | None = None) -> str:
+    """32 hex digits that name the documents of prepared data sets; see `Documents.digest`."""
+    return Documents(*datasets, collator=collator).digest
 
 
 def split(row: Mapping[str, Any]) -> list[Document]:
     """The documents of one prepared row. Without labels every token is one, as in TRL's collator."""
-    input_ids = np.asarray(row["input_ids"], dtype=np.int64)
-    labels = np.asarray(row["labels"], dtype=np.int64) if row.get("labels") is not None else input_ids
+    input_ids = np.asarray(row["input_ids"])
+    labels = np.asarray(row["labels"]) if row.get("labels") is not None else input_ids
     lengths = row.get("seq_lengths")
     ends = np.cumsum([len(input_ids)] if lengths is None else lengths)
     return [
@@ -81,6 +197,14 @@ def collated(row: Mapping[str, Any], collator: Collator) -> list[Document]:
     batch = collator([dict(row)])
     pieces = [(span.row, slice(span.start, span.stop)) for span in spans(batch, [row])]
     return [{name: batch[name][piece].numpy() for name in ("input_ids", "labels")} for piece in pieces]
+
+
+class Span(NamedTuple):
+    """Where a document lies in a batch: columns start:stop of a row."""
+
+    row: int
+    start: int
+    stop: int
 
 
 def spans(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> list[Span]:
@@ -98,6 +222,14 @@ def spans(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> li
     return [Span(row, 0, min(len(features[row]["input_ids"]), length)) for row in range(rows)]
 
 
+def document_index(batch: Mapping[str, Any], where: Sequence[Span]) -> Tensor:
+    """Int64[B, T]: the number of the document each token belongs to, −1 for padding."""
+    index = torch.full(batch["input_ids"].shape, -1, dtype=torch.int64)
+    for number, span in enumerate(where):
+        index[span.row, span.start : span.stop] = number
+    return index
+
+
 def _extent(mask: Tensor) -> tuple[int, int]:
     real = mask.nonzero().flatten()
     return (int(real[0]), int(real[-1]) + 1) if len(real) else (0, 0)
@@ -109,9 +241,67 @@ def _segments(row: int, positions: Tensor) -> list[Span]:
     return [Span(row, start, stop) for start, stop in zip(starts, [*starts[1:], len(positions)])]
 
 
-def document_index(batch: Mapping[str, Any], where: Sequence[Span]) -> Tensor:
-    """Int64[B, T]: the number of the document each token belongs to, −1 for padding."""
-    index = torch.full(batch["input_ids"].shape, -1, dtype=torch.int64)
-    for number, span in enumerate(where):
-        index[span.row, span.start : span.stop] = number
-    return index
+def _key(ids: np.ndarray, labels: np.ndarray) -> bytes:
+    state = hashlib.blake2b(ids.data, digest_size=16, person=b"qsft document")
+    state.update(labels.data)
+    return state.digest()
+
+
+def _integers(values: Tokens) -> np.ndarray:
+    """One dimension of int32, whatever came in."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    array = np.asarray(values, dtype=np.int32 if len(values) == 0 else None)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"a document's tokens must be a list of integers, not {array.dtype} of shape {array.shape}.")
+    return _int32(array)
+
+
+def _int32(array: np.ndarray) -> np.ndarray:
+    """The same integers in 32 bits; beyond them two documents would share a key, so they are refused."""
+    if array.dtype.itemsize > 4 or array.dtype == np.uint32:
+        low, high = array.min(initial=0), array.max(initial=0)
+        if low < INT32.min or high > INT32.max:
+            raise ValueError(f"a document holds the token id {high if high > INT32.max else low}, which no model has.")
+    return np.ascontiguousarray(array, dtype="<i4")
+
+
+def _require_same_length(ids: int, labels: int) -> None:
+    if ids != labels:
+        raise ValueError(f"a document has {ids} input_ids and {labels} labels; there must be one label per token.")
+
+
+def _require_whole_rows(lengths: np.ndarray, count: np.ndarray, rows: np.ndarray) -> None:
+    sums = np.diff(np.concatenate([[0], np.cumsum(lengths)])[np.concatenate([[0], np.cumsum(count)])])
+    for row in np.flatnonzero(sums != rows)[:1]:
+        raise ValueError(f"a packed row has {rows[row]} tokens, but its seq_lengths add up to {sums[row]}.")
+
+
+def _arrow_table(dataset: Any) -> Any:
+    """The token columns of a `datasets.Dataset` as an Arrow table; None where rows are not what the table holds."""
+    from datasets import Dataset
+    from pyarrow import types
+
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
+        return None
+    names = [name for name in ("input_ids", "labels", "seq_lengths") if name in dataset.column_names]
+    table = dataset.data.table.select(names)
+    for column in table.columns:
+        is_list = types.is_list(column.type) or types.is_large_list(column.type)
+        if not is_list or not types.is_integer(column.type.value_type) or column.null_count:
+            return None
+        if any(chunk.values.null_count for chunk in column.chunks):
+            return None
+    return table
+
+
+def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The values of a list column, not copied, and where each row starts and the last one ends."""
+    return column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy().astype(np.int64)
+
+
+def _selected(count: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The documents of `rows`, in that order, when row r holds `count[r]` documents."""
+    first, chosen = np.cumsum(count) - count, count[rows]
+    within = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
+    return np.repeat(first[rows], chosen) + within

@@ -1,21 +1,19 @@
 """Who made a cache: teacher, tokenizer, k and encoding; and the errors for whoever does not fit."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qsft.fingerprints import digest
 from qsft.teacher.encoding import ENCODINGS, Codec
-from qsft.teacher.publish import digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 VOCABULARY = "vocabulary.json"
 LARGEST_K, LARGEST_VOCABULARY = 65_535, 2**31 - 1
-BLOCK, BLOCKS = 4096, 256  # a weight file is sampled in 256 blocks; small files are read whole
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Identity:
     """What must be equal for two captures to share a cache.
 
     teacher     name, revision, files (name, size, digest of header and sampled blocks), digest of sampled weights
-    tokenizer   digest of its vocabulary, number of ids, digest of its chat template (told, not compared)
+    tokenizer   digest of its vocabulary, number of ids, digest of its chat template (recorded, not compared)
     vocab_size  rows of the teacher's head
     dtype       what the teacher computed in; log-probs are always float32 before they are stored
     """
@@ -70,7 +68,7 @@ def check_settings(k: object, encoding: object, top_p: object, min_k: object) ->
     _require(top_p is None or _is_share(top_p), f"top_p={top_p!r} (above 0, at most 1)")
 
 
-def settings_differ(cache: Identity, path: Path, **wanted: object) -> None:
+def refuse_other_settings(cache: Identity, path: Path, **wanted: object) -> None:
     """ValueError that lists every setting (k, encoding, ...) in which a capture differs from the cache."""
     differing = {name: value for name, value in wanted.items() if getattr(cache, name) != value}
     if differing:
@@ -81,7 +79,7 @@ def settings_differ(cache: Identity, path: Path, **wanted: object) -> None:
         )
 
 
-def teacher_differs(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
+def teacher_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
     """What shows that two teachers are not the same one; None when nothing does.
 
     The strongest evidence both have decides: sampled weights, weight files, the hub's commit, at last the name.
@@ -104,7 +102,7 @@ def shared_evidence(cached: dict[str, Any], given: dict[str, Any]) -> str:
 
 def refuse_other_teacher(cached: dict[str, Any], given: dict[str, Any], path: Path) -> None:
     """ValueError when the cache holds another teacher's distributions."""
-    difference = teacher_differs(cached, given)
+    difference = teacher_difference(cached, given)
     if difference:
         raise ValueError(
             f"the teacher cache {path} holds the distributions of {difference}. "
@@ -124,7 +122,7 @@ class Vocabulary(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
-        """The vocabulary of a tokenizer; the digest of its bytes pins it, the chat template is told only."""
+        """The vocabulary of a tokenizer; the digest of its bytes pins it, the chat template is recorded only."""
         by_id = {index: token for token, index in tokenizer.get_vocab().items()}
         tokens = [by_id.get(index) for index in range(max(by_id) + 1)]
         content = json.dumps(tokens, ensure_ascii=False, indent=0).encode(errors="surrogatepass")
@@ -163,31 +161,6 @@ def first_difference(known: bytes, given: bytes) -> str:
             there, here = ("no token" if token is None else repr(token) for token in pair)
             return f"id {index} is {there} there and {here}"
     return "their digests differ, no token does"
-
-
-def describe_files(directory: Path) -> list[dict[str, Any]]:
-    """Name, size and digest of every weight file: safetensors where there are any, else .bin."""
-    found = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
-    return [{"file": f.name, "bytes": f.stat().st_size, "digest": _sampled_digest(f)} for f in found]
-
-
-def _sampled_digest(path: Path) -> str:
-    """Digest of a safetensors header and of 256 blocks spread over the file: two fine-tunes share the header."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-        parts = [file.read(min(header, size))] if path.suffix == ".safetensors" else []
-        for start in _block_starts(size):
-            file.seek(start)
-            parts.append(file.read(BLOCK))
-    return digest(b"".join(parts))
-
-
-def _block_starts(size: int) -> Iterator[int]:
-    """The starts of up to BLOCKS blocks, spread evenly from the first byte to the last."""
-    count = min(BLOCKS, -(-size // BLOCK))
-    last = max(size - BLOCK, 0)
-    return (round(i * last / max(count - 1, 1)) for i in range(count))
 
 
 def _tokens(content: bytes) -> list[str | None]:

@@ -1,14 +1,21 @@
-"""A model as the teacher, without a cache: the same rows, computed for every batch without gradient."""
+"""A model as the teacher: its distributions at label positions, for a capture and for every batch of a live teacher.
 
-from contextlib import AbstractContextManager, nullcontext
+Backbone first, then the head a tile at a time, never all logits, never a gradient.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from qsft.losses.fused import Projection, tokens_per_chunk
+from qsft.losses.head import base_causal_lm, label_states, output_head
 from qsft.targets.view import Full, TopK
-from qsft.teacher.capture import teacher_rows
+
+BLOCK = 64  # top_k looks at the maxima of blocks of this many logits first
 
 
 class LiveTeacher:
@@ -33,16 +40,122 @@ class LiveTeacher:
         position_ids: Int[Tensor, "B T"] | None = None,
     ) -> TopK | Full:
         """Rows for the positions t ≥ 1 with a label, flattened batch row after batch row."""
-        training = self.model.training
-        self.model.eval()  # dropout would make the teacher noisy, and the student shares its modules
-        try:
-            with adapter_off(self.model) if self.base else nullcontext():
-                return teacher_rows(self.model, input_ids, labels, attention_mask, position_ids, self.k)
-        finally:
-            self.model.train(training)
+        with evaluating(self.model), adapter_off(self.model) if self.base else nullcontext():
+            return teacher_rows(self.model, input_ids, labels, attention_mask, position_ids, self.k)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout inside, which would make a teacher noisy; the student may share its modules."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def adapter_off(model: nn.Module) -> AbstractContextManager[Any]:
     """Inside, a PEFT model is its base; any other model is what it was."""
     disable: Any = getattr(model, "disable_adapter", None)
     return disable() if disable is not None else nullcontext()
+
+
+@torch.no_grad()
+def top_rows(model: nn.Module, k: int, **batch: Tensor | None) -> TopK:
+    """The teacher's k likeliest tokens at every label position of `batch` (see `predicting_states`), row after row.
+
+    Log-probs are float32, normalised over the full vocabulary at temperature 1.
+    """
+    hidden, labels = predicting_states(model, **batch)
+    columns = zip(*(_best(tile, labels[rows], k) for rows, tile in logit_tiles(model, hidden)))
+    return TopK(*map(torch.cat, columns))
+
+
+@torch.no_grad()
+def full_rows(model: nn.Module, **batch: Tensor | None) -> Full:
+    """The teacher's whole distribution at every label position of `batch`."""
+    hidden, labels = predicting_states(model, **batch)
+    columns = zip(*(_everything(tile, labels[rows]) for rows, tile in logit_tiles(model, hidden)))
+    return Full(*map(torch.cat, columns))
+
+
+def teacher_rows(
+    model: nn.Module,
+    input_ids: Int[Tensor, "B T"],
+    labels: Int[Tensor, "B T"],
+    attention_mask: Int[Tensor, "B T"] | None = None,
+    position_ids: Int[Tensor, "B T"] | None = None,
+    k: int | None = None,
+) -> TopK | Full:
+    """`top_rows`, or `full_rows` when k is None."""
+    batch = {"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask, "position_ids": position_ids}
+    return full_rows(model, **batch) if k is None else top_rows(model, k, **batch)
+
+
+def predicting_states(
+    model: nn.Module,
+    input_ids: Int[Tensor, "B T"],
+    labels: Int[Tensor, "B T"],
+    attention_mask: Int[Tensor, "B T"] | None = None,
+    position_ids: Int[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "N H"], Int[Tensor, " N"]]:
+    """The hidden states that predict a label, and those labels: the state at t−1 predicts token t."""
+    optional = {"attention_mask": attention_mask, "position_ids": position_ids}  # not every backbone takes both
+    given = {name: value for name, value in optional.items() if value is not None}
+    causal_lm: Any = base_causal_lm(model)
+    states, _, kept, _ = label_states(causal_lm, (), {"input_ids": input_ids, **given}, labels)
+    # With device_map the backbone may end on another device than the head.
+    device = causal_lm.get_output_embeddings().weight.device
+    return states.to(device), kept.to(device)
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where a model takes its tokens, also when it is spread over several devices."""
+    causal_lm: Any = base_causal_lm(model)
+    return causal_lm.get_input_embeddings().weight.device
+
+
+def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tuple[slice, Float[Tensor, "n V"]]]:
+    """The float32 logits of all states, some rows at a time, in one tile that the next rows overwrite.
+
+    No states at all give one empty tile.
+    """
+    head = output_head(model)
+    project = Projection(head.softcap, head.logit_scale)
+    chunk = max(1, tokens_per_chunk(len(hidden), len(head.weight), torch.float32))
+    tile = hidden.new_empty(min(chunk, len(hidden)), len(head.weight), dtype=torch.float32)
+    for start in range(0, max(len(hidden), 1), chunk):
+        states = hidden[start : start + chunk].to(head.weight.dtype)
+        yield slice(start, start + chunk), project(states, head.weight, head.bias, tile[: len(states)])
+
+
+def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """The k largest logits and their ids, as `torch.topk`, in a fraction of its time for a large vocabulary.
+
+    The k largest lie in the k blocks with the largest maxima: only those are sorted, and the few that fill no block.
+    """
+    n, size = logits.shape
+    body = size // BLOCK * BLOCK
+    if size < 4 * k * BLOCK:
+        plain = logits.topk(k, dim=-1)
+        return plain.values, plain.indices
+    blocks = logits[:, :body].view(n, -1, BLOCK)
+    chosen = blocks.amax(dim=-1).topk(k, dim=-1).indices
+    ids = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=logits.device)).view(n, -1)
+    ids = torch.cat([ids, torch.arange(body, size, device=logits.device).expand(n, -1)], dim=1)
+    best = logits.gather(1, ids).topk(k, dim=-1)
+    return best.values, ids.gather(1, best.indices)
+
+
+def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """ids, log-probs and the label's log-prob, of at most the whole vocabulary; overwrites the tile."""
+    values, ids = top_k(tile, min(k, tile.shape[-1]))
+    label = tile.gather(-1, labels[:, None])
+    lse = values[:, :1] + tile.sub_(values[:, :1]).exp_().sum(dim=-1, keepdim=True).log_()
+    return ids.to(torch.int32), values - lse, (label - lse)[:, 0]
+
+
+def _everything(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+    logps = tile.log_softmax(dim=-1)
+    return logps, logps.gather(-1, labels[:, None])[:, 0]

@@ -12,14 +12,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from qsft.files import publish
+from qsft.fingerprints import digest
 from qsft.teacher.identity import Identity
-from qsft.teacher.publish import digest, publish
-from qsft.teacher.shard import NAME, Facts, Shard, damaged, published
+from qsft.teacher.shards import NAME, Facts, Shard, damaged, published
 
-FILE = "manifest.json"
+MANIFEST = "manifest.json"
 FORMAT, VERSION = "qsft teacher cache", 1
 LARGEST_BYTES = 64 << 20
 LIBRARIES = ("qsft", "torch", "transformers", "numpy", "safetensors")
+LOST_MANIFEST = (
+    "The shards are intact and describe themselves: move the file away and rerun `qsft cache build`, "
+    "which writes a new one and computes nothing twice."
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Manifest:
         return _render(content | {"checksum": digest(_render(content))})
 
     def with_shards(self, shards: list[Shard]) -> "Manifest":
-        """The same cache, told from the shards it has now."""
+        """The same cache, described from the shards it has now."""
         entries = {
             shard.path.name: {
                 "documents": len(shard),
@@ -53,21 +58,31 @@ class Manifest:
             }
             for shard in shards
         }
-        return replace(self, shards=entries, measured=measure(shards, sum(e["bytes"] for e in entries.values())))
+        facts = sum((shard.facts for shard in shards), Facts())
+        return replace(self, shards=entries, measured=facts.summary(sum(e["bytes"] for e in entries.values())))
+
+    def check_sizes(self, directory: Path) -> None:
+        """DamagedShard when a listed shard is gone or has another size."""
+        for name, entry in self.shards.items():
+            path = directory / name
+            if not path.is_file():
+                raise damaged(path, "the file is missing")
+            if path.stat().st_size != entry["bytes"]:
+                raise damaged(path, f"it has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
 
 
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a cache, or a ValueError that says why it is none."""
-    path = directory / FILE
+    path = directory / MANIFEST
     if not path.is_file():
-        raise ValueError(f"{directory} is not a teacher cache: it has no {FILE}. `qsft cache build` makes one.")
+        raise ValueError(f"{directory} is not a teacher cache: it has no {MANIFEST}. `qsft cache build` makes one.")
     if path.stat().st_size > LARGEST_BYTES:
         raise ValueError(f"{path} is larger than a manifest can be ({path.stat().st_size} bytes).")
     raw = path.read_bytes()
     try:
         content = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}). {_LOST}") from error
+        raise ValueError(f"{path} is not JSON ({error}). {LOST_MANIFEST}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe a {FORMAT}.")
     if content.get("version") != VERSION:
@@ -77,21 +92,21 @@ def read_manifest(directory: Path) -> Manifest:
         )
     manifest = _parse(content, path)
     if manifest.render() != raw:
-        raise ValueError(f"{path} was altered: its checksum does not match. {_LOST}")
+        raise ValueError(f"{path} was altered: its checksum does not match. {LOST_MANIFEST}")
     return manifest
 
 
 def create_manifest(directory: Path, identity: Identity) -> Manifest:
     """The manifest of a new cache; of captures that start at once exactly one writes it, and all get that one."""
     manifest = Manifest(identity, {"python": platform.python_version(), **_versions()})
-    publish(directory / FILE, manifest.render(), exclusive=True)
+    publish(directory / MANIFEST, manifest.render(), exclusive=True, what="the teacher cache")
     return read_manifest(directory)
 
 
 def recover_manifest(directory: Path) -> None:
     """Write a lost manifest again: every shard knows the cache's identity."""
     shards = published(directory)
-    if shards and not (directory / FILE).is_file():
+    if shards and not (directory / MANIFEST).is_file():
         create_manifest(directory, Identity.read(Shard(shards[0]).identity))
 
 
@@ -100,42 +115,7 @@ def refresh_manifest(directory: Path) -> None:
     manifest = read_manifest(directory)
     current = manifest.with_shards([Shard(path) for path in published(directory)])
     if current != manifest:
-        publish(directory / FILE, current.render())
-
-
-def measure(shards: list[Shard], total_bytes: int) -> dict[str, Any]:
-    """The measured facts of a cache: sizes, mean k, tail mass, and the error of its encoding."""
-    facts = sum((shard.facts for shard in shards), Facts())
-    if not facts.label_tokens:
-        return {}
-    return {
-        "documents": facts.documents,
-        "label_tokens": facts.label_tokens,
-        "bytes": total_bytes,
-        "bytes_per_label_token": round(facts.payload_bytes / facts.label_tokens, 3),
-        "index_bytes_per_document": round((total_bytes - facts.payload_bytes) / facts.documents, 1),
-        "mean_k": round(facts.slots / facts.label_tokens, 3),
-        "tail_mass": facts.tail_mass / facts.label_tokens,
-        "encoding_kl": facts.kl / max(facts.compared, 1),
-        "encoding_max_error": facts.max_error,
-        "encoding_compared_on": facts.compared,
-    }
-
-
-def check_listed(directory: Path, manifest: Manifest) -> None:
-    """DamagedShard when a shard the manifest lists is gone or has another size."""
-    for name, entry in manifest.shards.items():
-        path = directory / name
-        if not path.is_file():
-            raise damaged(path, "the file is missing")
-        if path.stat().st_size != entry["bytes"]:
-            raise damaged(path, f"it has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
-
-
-_LOST = (
-    "The shards are intact and describe themselves: move the file away and run the same `qsft cache build` again, "
-    "which writes a new one and computes nothing twice."
-)
+        publish(directory / MANIFEST, current.render(), what="the teacher cache")
 
 
 def _parse(content: dict[str, Any], path: Path) -> Manifest:
@@ -148,7 +128,7 @@ def _parse(content: dict[str, Any], path: Path) -> Manifest:
         for name, entry in manifest.shards.items():
             _check_entry(name, entry)
     except ValueError as error:
-        raise ValueError(f"{path} cannot be right: {error}. {_LOST}") from error
+        raise ValueError(f"{path} cannot be right: {error}. {LOST_MANIFEST}") from error
     return manifest
 
 

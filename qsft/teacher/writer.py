@@ -5,14 +5,13 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 from qsft.targets.view import TopK
-from qsft.teacher.encoding import Codec, Rows, truncate
+from qsft.teacher.encoding import Rows, truncate
 from qsft.teacher.identity import Identity
-from qsft.teacher.shard import Draft, Facts
+from qsft.teacher.shards import Draft, Facts
 
 WAITING_BATCHES = 4  # computed, not yet encoded
 SHARD_SECONDS = 60.0  # a shard is published at least this often: what a kill costs, and how ranks see each other
@@ -44,7 +43,7 @@ class ShardWriter:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         """Publish what is left, also after an error of the capture: finished rows are never thrown away."""
         self._queue.put(None)
         self._thread.join()
@@ -85,7 +84,7 @@ class ShardWriter:
     def _encode(self, key: bytes, tokens: np.ndarray, rows: Rows, compare: bool) -> None:
         rows = truncate(rows, self._identity.top_p, self._identity.min_k)
         payload = self._codec.encode(rows)
-        facts = measure(rows, payload, self._codec if compare else None)
+        facts = Facts.of(rows, payload, self._codec if compare else None)
         self._draft.add(key, len(rows.label_logp), payload, tokens, facts)
         self.bytes_written += len(payload)
 
@@ -93,28 +92,6 @@ class ShardWriter:
         draft, self._draft, self._since = self._draft, Draft(), time.monotonic()
         if draft.keys:
             draft.publish(self._directory, self._identity.json())
-
-
-def measure(rows: Rows, payload: bytes, codec: Codec | None) -> Facts:
-    """The facts of one document; with `codec` the error of its encoding too, against the teacher's own float32."""
-    live = rows.logps > -np.inf
-    mass = np.where(live, np.exp(rows.logps.astype(np.float64)), 0.0)
-    tail = np.clip(1.0 - mass.sum(axis=1), 0.0, 1.0).sum()
-    facts = Facts(1, len(live), len(payload), int(live.sum()), float(tail))
-    if codec is not None:
-        decoded = codec.decode(np.frombuffer(payload, np.uint8), len(live)).logps
-        facts.compared = len(live)
-        facts.kl = float(encoding_kl(rows.logps, decoded).sum())
-        facts.max_error = float(np.abs(decoded[live] - rows.logps[live]).max(initial=0.0))
-    return facts
-
-
-def encoding_kl(exact: np.ndarray, decoded: np.ndarray) -> np.ndarray:
-    """KL(exact ‖ decoded) per row, both renormalised over the row's slots."""
-    p, q = (np.exp(x.astype(np.float64)) for x in (exact, decoded))
-    live = p > 0
-    gap = np.where(live, exact, 0.0).astype(np.float64) - np.where(live, decoded, 0.0)
-    return (p * gap).sum(axis=1) / p.sum(axis=1) - np.log(p.sum(axis=1) / q.sum(axis=1))
 
 
 def refuse_nan(rows: Rows) -> None:

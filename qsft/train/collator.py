@@ -13,9 +13,9 @@ from torch import Tensor
 
 from qsft.losses.head import to_bits
 from qsft.targets.view import EMPTY
-from qsft.teacher.documents import Collator, Span, document_index, spans
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.documents import Collator, Span, document_index, document_key, label_positions, spans
 from qsft.teacher.encoding import Rows
-from qsft.teacher.format import TeacherCache, document_key, label_positions
 
 Batch = dict[str, Any]
 Features = list[dict[str, Any]]

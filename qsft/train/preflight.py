@@ -2,8 +2,8 @@
 
 from transformers.utils import logging
 
+from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
-from qsft.teacher.format import TeacherCache
 from qsft.train.collator import WHY_MISSING
 
 logger = logging.get_logger(__name__)

@@ -14,13 +14,12 @@ from transformers.utils import logging
 
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
-from qsft.teacher.build import build_cache
-from qsft.teacher.capture import input_device
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents
-from qsft.teacher.format import TeacherCache
 from qsft.teacher.identity import Vocabulary, refuse_small_head
-from qsft.teacher.live import LiveTeacher, adapter_off
-from qsft.teacher.manifest import FILE as MANIFEST
+from qsft.teacher.live import LiveTeacher, adapter_off, input_device
+from qsft.teacher.manifest import MANIFEST
 from qsft.teacher.source import TeacherSource, weights_digest
 from qsft.train.config import BASE, TargetSFTConfig, as_dict
 

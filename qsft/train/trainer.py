@@ -24,8 +24,8 @@ from qsft.losses.sums import SUM_NAMES
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.zoo import make_target
+from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
-from qsft.teacher.format import TeacherCache
 from qsft.teacher.live import LiveTeacher
 from qsft.train import card, columns, refusals
 from qsft.train.check import check_head

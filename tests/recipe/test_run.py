@@ -18,7 +18,7 @@ from qsft.cli import main
 from qsft.recipe.read import packaged_recipes, read_recipe
 from qsft.recipe.run import build_recipe_cache, train
 from qsft.recipe.settings import keys
-from qsft.teacher.format import TeacherCache
+from qsft.teacher.cache import TeacherCache
 
 REPO = Path(__file__).parents[2]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]

@@ -28,7 +28,7 @@ def documents():
 @pytest.fixture
 def build(tmp_path, tiny_model, tiny_tokenizer):
     """Factory: build a cache of documents with a small k, small batches and no progress."""
-    from qsft.teacher.build import build_cache
+    from qsft.teacher.capture import build_cache
 
     def make(dataset, name="cache", teacher=None, **options):
         options = {"k": 8, "batch_tokens": 128, "progress": False, "tokenizer": tiny_tokenizer} | options

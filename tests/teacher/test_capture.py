@@ -1,52 +1,398 @@
-from functools import partial
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from datasets import Dataset
 
-from qsft.losses import fused
-from qsft.teacher.capture import full_rows, top_k, top_rows
-
-
-@given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([1, 4, 16]), st.integers(16, 9000))
-@settings(max_examples=60, deadline=None)
-def test_top_k_is_torchs(seed, n, k, size):
-    logits = torch.randn(n, size, generator=torch.Generator().manual_seed(seed))
-    values, ids = top_k(logits, k)
-    want = logits.topk(k)
-    assert torch.equal(values, want.values)
-    assert torch.equal(ids, want.indices)
+from qsft.teacher.batches import plan_batches, plan_capture
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture import build_cache
+from qsft.teacher.documents import Documents, label_positions
+from qsft.teacher.identity import refuse_other_teacher, teacher_difference
+from qsft.teacher.manifest import MANIFEST
+from qsft.teacher.shards import published
+from qsft.teacher.source import TeacherSource
 
 
-def test_top_k_of_equal_logits_names_different_ids():
-    values, ids = top_k(torch.zeros(2, 5000), 8)
-    assert (values == 0).all()
-    assert all(len(set(row)) == 8 for row in ids.tolist())
+@pytest.fixture
+def saved_teacher(tmp_path, tiny_model, tiny_tokenizer):
+    """The path of a teacher with its tokenizer, as a user has it."""
+    tiny_model().save_pretrained(tmp_path / "teacher")
+    tiny_tokenizer.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
 
 
-def test_top_k_does_not_hide_nan():
-    logits = torch.randn(3, 5000)
-    logits[1, 4321] = torch.nan
-    assert top_k(logits, 4)[0].isnan().any(dim=1).tolist() == [False, True, False]
+@pytest.fixture
+def hub_teacher(tmp_path, tiny_model, tiny_tokenizer, monkeypatch):
+    """Factory: put a commit of org/teacher into a hub cache as a download does, and return the commit."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def download(commit, seed=0):
+        place = tmp_path / "hub" / "models--org--teacher" / "snapshots" / commit
+        tiny_model(seed=seed).save_pretrained(place)
+        tiny_tokenizer.save_pretrained(place)
+        return commit
+
+    return download
 
 
-@pytest.mark.parametrize("k", [None, 8])
-def test_small_tiles_change_nothing(tiny_model, monkeypatch, k):
-    model, ids = tiny_model(vocab_size=5000).eval(), torch.randint(7, 320, (3, 12))
-    ask = partial(full_rows, model) if k is None else partial(top_rows, model, k)
-    whole = ask(input_ids=ids, labels=ids)
-    monkeypatch.setattr(fused, "TILE_BYTES", 5000 * 4 * 5)
-    tiled = ask(input_ids=ids, labels=ids)
-    torch.testing.assert_close(tiled.logps, whole.logps)
-    torch.testing.assert_close(tiled.label_logp, whole.label_logp)
-    assert len(whole.logps) == 33
+def test_batches_hold_all_documents_once_and_few_padding(documents):
+    plan = plan_capture(Documents(documents(50)), batch_tokens=100)
+    assert sorted(place for batch in plan.batches for place in batch) == list(range(len(plan.keys)))
+    assert all(plan.lengths[batch].max() * len(batch) <= 100 for batch in plan.batches)
+    assert plan.keys.tolist() == sorted(plan.keys.tolist())
+    assert [plan.lengths[batch].max() for batch in plan.batches] == sorted(plan.lengths[b].max() for b in plan.batches)[
+        ::-1
+    ]
+    assert len(plan_batches(plan.lengths, 1)) == len(plan.keys)
 
 
-def test_a_bf16_teacher_speaks_float32(tiny_model):
-    model, ids = tiny_model().to(torch.bfloat16).eval(), torch.randint(7, 320, (2, 9))
-    rows = top_rows(model, 320, input_ids=ids, labels=ids)
-    assert rows.logps.dtype == torch.float32
-    torch.testing.assert_close(rows.logps.exp().sum(dim=1), torch.ones(16))
-    logits = model(ids).logits[:, :-1].reshape(16, -1).float()
-    torch.testing.assert_close(rows.logps, logits.log_softmax(-1).gather(1, rows.ids.long()))
+def test_the_plan_does_not_depend_on_order_or_duplicates(documents):
+    data = documents(40)
+    one, other = plan_capture(Documents(data), 100), plan_capture(Documents([*data[::-1], *data]), 100)
+    assert (one.keys == other.keys).all()
+    assert [batch.tolist() for batch in one.batches] == [batch.tolist() for batch in other.batches]
+
+
+def test_a_finished_cache_is_not_computed_again(build, documents, tiny_model):
+    data = documents(20)
+    files = {path: path.stat().st_mtime_ns for path in build(data).path.iterdir()}
+    model = tiny_model()
+    model.model.forward = None  # calling it would fail
+    assert {path: path.stat().st_mtime_ns for path in build(data, teacher=model).path.iterdir()} == files
+
+
+def test_a_path_is_not_loaded_when_nothing_is_missing(build, documents, saved_teacher, monkeypatch):
+    data = documents(10)
+    build(data, teacher=str(saved_teacher))
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
+    build(data[:5], teacher=str(saved_teacher))
+
+
+def test_model_path_and_dataset_give_the_same_cache(build, documents, content, saved_teacher):
+    data = documents(20)
+    from_model, from_path = build(data, "a"), build(Dataset.from_list(data), "b", teacher=saved_teacher)
+    assert content(from_model, data) == content(from_path, data)
+    files = from_path.manifest.identity.teacher["files"]
+    assert [(f["file"], f["bytes"]) for f in files] == [
+        ("model.safetensors", (saved_teacher / "model.safetensors").stat().st_size)
+    ]
+    # A capture from the loaded model may continue one from its files, and the other way round.
+    build(documents(5, seed=1), "b")
+    build(documents(5, seed=1), "a", teacher=saved_teacher)
+
+
+def test_a_partial_capture_continues_bit_equal(build, documents, content):
+    data = documents(60)
+    whole = build(data, "whole", shard_bytes=1)
+    part = build(data, "part", shard_bytes=1)
+    for shard in published(part.path)[::2]:
+        shard.unlink()
+    (part.path / MANIFEST).unlink()  # recovered from the shards
+    resumed = build(data, "part")
+    assert len(published(resumed.path)) < len(published(whole.path))
+    assert content(resumed, data) == content(whole, data)
+    assert resumed.verify().ok
+
+
+def test_appended_documents_are_equal_up_to_rounding(build, documents):
+    first, second = documents(20), documents(20, seed=1)
+    whole = build([*first, *second], "whole", k=16)
+    build(first, "grown", k=16)
+    grown = build([*first, *second], "grown", k=16)
+    assert len(grown) == len(whole)
+    for document in [*first, *second]:
+        torch.testing.assert_close(grown.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=1e-3)
+
+
+def test_two_processes_write_what_one_writes(build, documents, content, fork, tmp_path):
+    data = documents(60)
+    one = build(data, "one")
+    children = [
+        fork(lambda: build(data, "two", shard_bytes=1, patience=60), RANK=str(rank), WORLD_SIZE="2")
+        for rank in range(2)
+    ]
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    two = TeacherCache(tmp_path / "two")
+    assert content(two, data) == content(one, data)
+    assert two.verify().ok
+    assert two.manifest.measured["documents"] == len(one)
+
+
+def test_a_process_does_not_wait_for_a_dead_one_for_ever(build, documents, monkeypatch, tmp_path, content):
+    data = documents(60)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"probably died.*all nodes must see this directory"):
+        build(data, patience=0.5)
+    held = len(TeacherCache(tmp_path / "cache"))
+    assert 0 < held < len(plan_capture(Documents(data), 128).keys)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert content(build(data), data) == content(build(data, "whole"), data)
+
+
+def test_two_captures_at_once_never_corrupt(build, documents, content, fork, tmp_path):
+    data = documents(60)
+    one = build(data, "one")
+    for _ in range(3):
+        children = [fork(lambda: build(data, "both", shard_bytes=1)) for _ in range(2)]
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+        both = TeacherCache(tmp_path / "both")
+        assert content(both, data) == content(one, data)
+        assert both.verify().ok
+        shutil.rmtree(tmp_path / "both")
+
+
+def test_captures_with_other_settings_at_once_are_refused_not_mixed(build, documents, fork, tmp_path):
+    data = documents(30)
+    children = [fork(lambda k=k: build(data, "both", k=k)) for k in (4, 8)]
+    assert sorted(os.waitpid(child, 0)[1] != 0 for child in children) == [False, True]
+    assert TeacherCache(tmp_path / "both").verify().ok
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"k": 4}, "k is 8, not 4"),
+        ({"encoding": "compact"}, "encoding is 'exact', not 'compact'"),
+        ({"top_p": 0.9, "min_k": 2}, "top_p is None, not 0.9; min_k is 1, not 2"),
+    ],
+)
+def test_other_settings_are_refused(build, documents, options, words):
+    data = documents(5)
+    build(data)
+    with pytest.raises(ValueError, match=f"{words}.*new directory"):
+        build(documents(5, seed=1), **options)
+    assert build(data).verify().ok
+
+
+def test_another_teacher_is_refused(build, documents, tiny_model, saved_teacher, tmp_path):
+    data = documents(5)
+    build(data, teacher=saved_teacher)
+    with pytest.raises(ValueError, match=r"other weights than.*new directory"):
+        build(data, teacher=tiny_model(seed=1))
+    tiny_model(seed=1).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"other files than.*new directory"):
+        build(data, teacher=tmp_path / "other")
+    with pytest.raises(ValueError, match="dtype is 'float32', not 'bfloat16'"):
+        build(data, teacher=saved_teacher, dtype="bfloat16")
+
+
+def test_the_strongest_evidence_decides_whether_two_teachers_are_one():
+    cached = {"name": "org/model", "revision": "a" * 40, "files": [{"digest": "f"}], "weights": "w"}
+    unseen = {"files": [], "weights": None}
+    other = {"name": "org/other", "revision": "b" * 40, "files": [{"digest": "g"}], "weights": "v"}
+    assert teacher_difference(cached, other | {"weights": "w"}) is None
+    assert "other weights" in teacher_difference(cached, cached | {"weights": "v"})
+    assert teacher_difference(cached, other | {"weights": None, "files": cached["files"]}) is None
+    assert "other files" in teacher_difference(cached, cached | {"weights": None, "files": other["files"]})
+    assert teacher_difference(cached, other | unseen | {"revision": "a" * 40}) is None
+    with pytest.raises(ValueError, match=f"revision {'a' * 40} of org/model, not {'b' * 40}"):
+        refuse_other_teacher(cached, cached | unseen | {"revision": "b" * 40}, Path("cache"))
+    assert teacher_difference(cached, {"name": "org/model"}) is None
+    assert teacher_difference(cached, {"name": "org/other"}) == "org/model, not org/other"
+
+
+def test_another_commit_with_the_same_weights_continues_the_cache(build, documents, hub_teacher):
+    data = documents(5)
+    first = build(data, teacher="org/teacher", revision=hub_teacher("a" * 40))
+    assert first.manifest.identity.teacher["revision"] == "a" * 40
+    hub_teacher("b" * 40)
+    assert len(build([*data, *documents(5, seed=1)], teacher="org/teacher", revision="b" * 40)) > len(first)
+    hub_teacher("c" * 40, seed=1)
+    with pytest.raises(ValueError, match=r"other (files|weights) than.*new directory"):
+        build(data, teacher="org/teacher", revision="c" * 40)
+
+
+def test_only_another_commit_makes_the_weights_decide(build, documents, hub_teacher, monkeypatch):
+    """A hub model whose weights are not downloaded yet shows its commit alone."""
+    data = documents(5)
+    build(data, teacher="org/teacher", revision=hub_teacher("a" * 40))
+    monkeypatch.setattr(TeacherSource, "_files", lambda self: [])
+    build(data, teacher="org/teacher", revision=hub_teacher("b" * 40))
+    with pytest.raises(ValueError, match="other weights than"):
+        build(data, teacher="org/teacher", revision=hub_teacher("c" * 40, seed=1))
+
+
+def test_a_teacher_with_another_tokenizer_than_the_data_is_refused(build, documents, saved_teacher, tiny_tokenizer):
+    import copy
+
+    other = copy.deepcopy(tiny_tokenizer)
+    other.add_tokens(["<other>"])
+    with pytest.raises(ValueError, match=r"not the one of the teacher.*id 320 is no token there and '<other>' here"):
+        build(documents(5), teacher=saved_teacher, tokenizer=other)
+    build(documents(5))
+    with pytest.raises(ValueError, match="'<other>' here"):
+        build(documents(5), tokenizer=other)
+
+
+def test_a_teacher_that_returns_nan_is_refused_and_nothing_of_it_is_stored(build, documents, tiny_model, tmp_path):
+    data = documents(30)
+    model = tiny_model()
+    healthy = build(data[:15], teacher=model)
+    before = len(healthy)
+    with torch.no_grad():
+        broken = data[-1]["input_ids"][-2]
+        model.model.embed_tokens.weight[broken] = torch.nan
+    with pytest.raises(ValueError, match="returned NaN"):
+        build(data, teacher=model, name="other")
+    cache = TeacherCache(tmp_path / "other")
+    assert cache.verify().ok
+    assert data[-1] not in cache
+    assert len(TeacherCache(healthy.path)) == before
+
+
+@pytest.mark.parametrize("data", [[], [{"input_ids": [1, 2], "labels": [1, -100]}]])
+def test_data_without_any_label_are_refused(build, data):
+    with pytest.raises(ValueError, match="nothing to capture"):
+        build(data)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"input_ids": [5, 320], "labels": [5, 320]},
+        {"input_ids": [5, 6], "labels": [5, 320]},
+        {"input_ids": [-1, 6], "labels": [5, 6]},
+        {"input_ids": [5, 6], "labels": [5, -7]},
+    ],
+)
+def test_an_id_outside_the_vocabulary_is_refused(build, documents, document):
+    with pytest.raises(ValueError, match=r"token id (320|-1|-7).*320 entries"):
+        build([*documents(3), document])
+
+
+@pytest.mark.parametrize("options", [{"k": 0}, {"k": 70_000}, {"encoding": "zip"}, {"top_p": 1.5}, {"min_k": 9}])
+def test_impossible_settings_are_refused_before_anything_happens(build, documents, options, tmp_path):
+    with pytest.raises(ValueError, match="cannot have"):
+        build(documents(3), **options)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_k_is_at_most_the_vocabulary(build, documents, tiny_model):
+    cache = build(documents(3), k=1000)
+    assert cache.k == 320
+    assert build(documents(5), k=1000).k == 320
+    assert cache.manifest.measured["tail_mass"] == pytest.approx(0, abs=1e-5)
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """Factory: mount something at a new directory; skips where mounting is not allowed."""
+    done = []
+
+    def mount(*options):
+        place = tmp_path / f"mounted{len(done)}"
+        place.mkdir()
+        made = subprocess.run(["mount", *options, str(place)], capture_output=True, text=True)
+        if made.returncode:
+            pytest.skip(f"mount is not allowed here: {made.stderr.strip()}")
+        done.append(place)
+        return place
+
+    yield mount
+    for place in done:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_the_disk_is_checked_before_the_first_batch(mounted, documents, tiny_model, tiny_tokenizer):
+    disk = mounted("-t", "tmpfs", "-o", "size=64k", "tmpfs")
+    with pytest.raises(OSError, match=r"needs about [\d.]+ MB more; [\d.]+ MB are free"):
+        build_cache(documents(100), tiny_model(), disk / "cache", tokenizer=tiny_tokenizer, progress=False)
+    assert not published(disk / "cache")
+
+
+def test_a_disk_that_fills_up_keeps_what_was_published(mounted, documents, tiny_model, tiny_tokenizer, content, capsys):
+    data, disk = documents(100), mounted("-t", "tmpfs", "-o", "size=192k", "tmpfs")
+    options = {"tokenizer": tiny_tokenizer, "progress": False, "batch_tokens": 128, "shard_bytes": 1, "top_p": 1.0}
+    with pytest.raises(OSError, match=r"no space left.*stays valid.*about [\d.]+ MB are still to be written"):
+        build_cache(data, tiny_model(), disk / "cache", **options)
+    cache = TeacherCache(disk / "cache")
+    assert 0 < len(cache) < len(plan_capture(Documents(data), 128).keys)
+    assert cache.verify().ok
+    subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+    resumed = build_cache(data, tiny_model(), disk / "cache", **options)
+    assert content(resumed, data) == content(build_cache(data, tiny_model(), disk / "whole", **options), data)
+
+
+def test_a_read_only_directory_is_refused_before_the_teacher_runs(
+    mounted, documents, tiny_model, tiny_tokenizer, build
+):
+    data = documents(10)
+    place = mounted("--bind", str(build(data).path))
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
+    options = {"tokenizer": tiny_tokenizer, "progress": False, "k": 8}
+    model = tiny_model()
+    assert len(build_cache(data, model, place, **options))  # complete: nothing has to be written
+    model.model.forward = None
+    with pytest.raises(OSError, match=r"cannot be written.*Choose another directory"):
+        build_cache(documents(5, seed=1), model, place, **options)
+    with pytest.raises(OSError, match="cannot be written"):
+        build_cache(data, model, place / "new", **options)
+
+
+def test_temporary_files_of_a_killed_capture_are_ignored_and_tidied(build, documents, content):
+    data = documents(10)
+    cache = build(data)
+    old, young = (cache.path / f"x.safetensors.{digit * 32}.tmp" for digit in "ab")
+    foreign = cache.path / "somebody else's.tmp"
+    for path in (old, young, foreign):
+        path.write_bytes(b"half a shard")
+    for path in (old, foreign):
+        os.utime(path, (0, 0))
+    assert cache.verify().ok
+    build(data)
+    assert not old.exists()
+    assert young.exists()
+    assert foreign.exists()
+
+
+def test_progress_says_documents_rate_and_bytes_in_plain_lines(build, documents, capsys):
+    build(documents(20), progress=True)
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.search(r"\d+/\d+ documents, [\d,]+ label tokens/s, [\d.,]+ MB, \d+:\d\d in all", line)
+
+
+def test_dropout_is_off_while_a_model_in_training_teaches(build, documents, content, tiny_model):
+    data, model = documents(10), tiny_model(attention_dropout=0.5).train()
+    assert content(build(data, "training", teacher=model), data) == content(build(data, "evaluating"), data)
+    assert model.training
+
+
+def test_the_manifest_tells_what_was_measured(build, documents):
+    data = documents(30)
+    cache = build(data, k=8)
+    measured = cache.manifest.measured
+    rows = [cache.lookup(**d) for d in data]
+    assert measured["label_tokens"] == sum(len(label_positions(d["labels"])) for d in data)
+    assert measured["bytes_per_label_token"] == 8 * 6 + 3
+    assert measured["mean_k"] == 8
+    tail = torch.cat([1 - r.logps.double().exp().sum(dim=1) for r in rows]).mean()
+    assert measured["tail_mass"] == pytest.approx(tail.item(), rel=1e-3)
+    assert 0 < measured["encoding_max_error"] < 4e-3
+    assert 0 <= measured["encoding_kl"] < 1e-5
+    assert measured["bytes"] == sum(path.stat().st_size for path in published(cache.path))
+
+
+def test_dtype_and_revision_among_the_model_kwargs_win(build, documents, saved_teacher):
+    kwargs = {"torch_dtype": "bfloat16", "revision": "main"}
+    cache = build(documents(3), teacher=saved_teacher, dtype="float32", model_kwargs=kwargs)
+    assert cache.manifest.identity.dtype == "bfloat16"
+    assert cache.manifest.identity.teacher["revision"] == "main"
+    with pytest.raises(ValueError, match="dtype is 'bfloat16', not 'float16'"):
+        build(documents(3), teacher=saved_teacher, model_kwargs={"dtype": "float16"})
+    build(documents(3), "automatic", teacher=saved_teacher, model_kwargs={"dtype": "auto"})
+
+
+def test_weights_without_a_tokenizer_are_a_teacher(build, documents, tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "weights")
+    assert len(build(documents(3), teacher=tmp_path / "weights"))
+
+
+def test_a_head_with_fewer_rows_than_the_tokenizer_has_words_is_refused(build, documents, tiny_model, tmp_path):
+    with pytest.raises(ValueError, match=r"head of the teacher Qwen2ForCausalLM has 200 rows.*320 tokens"):
+        build(documents(3, vocab_size=200), teacher=tiny_model(vocab_size=200))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsft.teacher.encoding import ENCODINGS, Compact, Exact, Rows, canonical, row_bytes, truncate
-from qsft.teacher.writer import encoding_kl
+from qsft.teacher.shards import encoding_kl
 
 QWEN = 151_936
 

@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 
-from qsft.teacher.build import build_cache
-from qsft.teacher.format import TeacherCache
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture import build_cache
 
 KILLS = 20
 

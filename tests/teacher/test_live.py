@@ -3,7 +3,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from qsft.targets.view import Full, TopK
-from qsft.teacher.format import label_positions
+from qsft.teacher.documents import label_positions
 from qsft.teacher.live import LiveTeacher
 
 

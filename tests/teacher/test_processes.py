@@ -4,7 +4,7 @@ import sys
 import pytest
 from datasets import Dataset
 
-from qsft.teacher.format import TeacherCache
+from qsft.teacher.cache import TeacherCache
 
 
 @pytest.mark.distributed

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from qsft.teacher.format import TeacherCache
-from qsft.teacher.manifest import FILE
-from qsft.teacher.publish import digest
-from qsft.teacher.shard import DamagedShard, Shard, checksum, published
+from qsft.fingerprints import digest
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.manifest import MANIFEST
+from qsft.teacher.shards import DamagedShard, Shard, checksum, published
 from qsft.teacher.verify import verify_cache
 
 FLIPS = 300
@@ -86,7 +86,7 @@ def test_damaged_manifest_and_vocabulary_are_restored(build, documents, content)
     data = documents(10)
     cache = build(data)
     want = content(cache, data)
-    for name in (FILE, "vocabulary.json"):
+    for name in (MANIFEST, "vocabulary.json"):
         (cache.path / name).write_bytes(b"{}")
         report = verify_cache(cache.path)
         assert list(report.problems) == [name]
@@ -98,7 +98,7 @@ def test_damaged_manifest_and_vocabulary_are_restored(build, documents, content)
 
 def test_a_truncated_shard_of_a_running_capture_is_noticed_too(build, documents):
     cache = build(documents(10))
-    (cache.path / FILE).unlink()
+    (cache.path / MANIFEST).unlink()
     [path] = published(cache.path)
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ValueError, match="header cannot be read"):
@@ -120,7 +120,7 @@ def forge(path, **tensors):
 
 def test_hostile_indexes_are_refused_before_anything_is_allocated(build, documents):
     cache = build(documents(10))
-    (cache.path / FILE).rename(cache.path / "aside")
+    (cache.path / MANIFEST).rename(cache.path / "aside")
     [path] = published(cache.path)
     n = len(Shard(path))
     good = load_file(path)
@@ -157,7 +157,7 @@ def test_a_forged_row_with_a_right_checksum_is_refused_by_its_bounds(build, docu
     payload[3 * rows : 3 * rows + 4] = np.frombuffer(np.int32(10**6).tobytes(), np.uint8)  # the first id
     crc[0] = checksum(key, rows, payload[:end])
     forge(path, payload=payload, crc=crc)
-    (cache.path / FILE).unlink()
+    (cache.path / MANIFEST).unlink()
     report = verify_cache(cache.path)
     assert any("outside the vocabulary" in why for why in report.problems.values())
     build_again = report.drop()

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from qsft.losses.head import from_bits, to_bits
-from qsft.teacher.build import build_cache
-from qsft.teacher.capture import teacher_rows
+from qsft.teacher.capture import build_cache
+from qsft.teacher.live import teacher_rows
 from qsft.train.collator import TeacherCollator
 
 

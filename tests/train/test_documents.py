@@ -5,8 +5,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from qsft.teacher.documents import Documents, document_index, spans, split
-from qsft.teacher.format import document_key
+from qsft.teacher.documents import Documents, document_index, document_key, spans, split
 
 SETTINGS = [
     ("completion", {}),

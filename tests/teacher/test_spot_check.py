@@ -1,8 +1,8 @@
 import pytest
 
-from qsft.teacher.alignment import aligned, compare_with_teacher, sample_documents
-from qsft.teacher.build import build_cache
-from qsft.teacher.format import document_key
+from qsft.teacher.capture import build_cache
+from qsft.teacher.documents import document_key
+from qsft.teacher.verify import aligned, compare_with_teacher, sample_documents
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
@@ -22,7 +22,7 @@ def test_a_sound_cache_is_the_teacher_at_shift_zero_only(build, documents, tiny_
 
 @pytest.mark.parametrize("off_by", [-1, 1])
 def test_an_off_by_one_shows(tmp_path, documents, tiny_model, tiny_tokenizer, monkeypatch, off_by):
-    from qsft.teacher import build as module
+    from qsft.teacher import capture as module
 
     rows = module.top_rows
 

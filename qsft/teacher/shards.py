@@ -22,8 +22,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from qsft.files import publish
+from qsft.fingerprints import digest
 from qsft.teacher.encoding import Codec, Rows
-from qsft.teacher.publish import digest, publish
 
 SUFFIX = ".safetensors"
 NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
@@ -63,9 +64,48 @@ class Facts:
             raise ValueError("a measured fact is not a finite number ≥ 0")
         return cls(**facts)
 
+    @classmethod
+    def of(cls, rows: Rows, payload: bytes, codec: Codec | None) -> "Facts":
+        """Those of one document; with `codec` the error of its encoding too, against the teacher's own float32."""
+        live = rows.logps > -np.inf
+        mass = np.where(live, np.exp(rows.logps.astype(np.float64)), 0.0)
+        tail = np.clip(1.0 - mass.sum(axis=1), 0.0, 1.0).sum()
+        facts = cls(1, len(live), len(payload), int(live.sum()), float(tail))
+        if codec is not None:
+            decoded = codec.decode(np.frombuffer(payload, np.uint8), len(live)).logps
+            facts.compared = len(live)
+            facts.kl = float(encoding_kl(rows.logps, decoded).sum())
+            facts.max_error = float(np.abs(decoded[live] - rows.logps[live]).max(initial=0.0))
+        return facts
+
     def __add__(self, other: "Facts") -> "Facts":
         total = {name: value + getattr(other, name) for name, value in asdict(self).items()}
         return Facts(**total | {"max_error": max(self.max_error, other.max_error)})
+
+    def summary(self, total_bytes: int) -> dict[str, Any]:
+        """The measured facts of a cache, as its manifest tells them: sizes, mean k, tail mass, encoding error."""
+        if not self.label_tokens:
+            return {}
+        return {
+            "documents": self.documents,
+            "label_tokens": self.label_tokens,
+            "bytes": total_bytes,
+            "bytes_per_label_token": round(self.payload_bytes / self.label_tokens, 3),
+            "index_bytes_per_document": round((total_bytes - self.payload_bytes) / self.documents, 1),
+            "mean_k": round(self.slots / self.label_tokens, 3),
+            "tail_mass": self.tail_mass / self.label_tokens,
+            "encoding_kl": self.kl / max(self.compared, 1),
+            "encoding_max_error": self.max_error,
+            "encoding_compared_on": self.compared,
+        }
+
+
+def encoding_kl(exact: np.ndarray, decoded: np.ndarray) -> np.ndarray:
+    """KL(exact ‖ decoded) per row, both renormalised over the row's slots."""
+    p, q = (np.exp(x.astype(np.float64)) for x in (exact, decoded))
+    live = p > 0
+    gap = np.where(live, exact, 0.0).astype(np.float64) - np.where(live, decoded, 0.0)
+    return (p * gap).sum(axis=1) / p.sum(axis=1) - np.log(p.sum(axis=1) / q.sum(axis=1))
 
 
 @dataclass
@@ -79,7 +119,6 @@ class Draft:
     facts: Facts = field(default_factory=Facts)
 
     def add(self, key: bytes, rows: int, payload: bytes, tokens: np.ndarray, facts: Facts) -> None:
-        """Append one encoded document."""
         self.keys.append(key)
         self.rows.append(rows)
         self.payloads.append(payload)
@@ -134,27 +173,24 @@ class Shard:
 
     def read(self, document: int, codec: Codec) -> Rows:
         """The decoded rows of the `document`-th document, after its checksum was checked."""
-        payload = self._checked(document)
+        payload = self.checked(document)
         try:
             return codec.decode(payload, int(self.rows[document]))
         except ValueError as error:
             raise damaged(self.path, f"document {document}: {error}") from error
 
-    def check(self, document: int) -> None:
-        """DamagedShard when the document's bytes are not those that were written."""
-        self._checked(document)
-
-    def sample(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The (input_ids, labels) of the few documents the shard keeps whole."""
-        tokens, offsets = self._file.get_tensor("sample_tokens"), self._file.get_tensor("sample_offsets")
-        return [(tokens[0, a:b], tokens[1, a:b]) for a, b in pairwise(offsets)]
-
-    def _checked(self, document: int) -> np.ndarray:
+    def checked(self, document: int) -> np.ndarray:
+        """The document's bytes; DamagedShard when they are not those that were written."""
         start, end = int(self._offsets[document]), int(self._offsets[document + 1])
         payload = self._payload[start:end]
         if checksum(self.keys[document].tobytes(), int(self.rows[document]), payload) != self._crc[document]:
             raise damaged(self.path, f"the checksum of document {document} does not match its bytes")
         return payload
+
+    def sample(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The (input_ids, labels) of the few documents the shard keeps whole."""
+        tokens, offsets = self._file.get_tensor("sample_tokens"), self._file.get_tensor("sample_offsets")
+        return [(tokens[0, a:b], tokens[1, a:b]) for a, b in pairwise(offsets)]
 
     def _check_index(self, index: dict[str, np.ndarray]) -> None:
         """An index that lies is refused before anything is allocated from it."""

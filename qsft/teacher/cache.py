@@ -1,47 +1,28 @@
-"""The teacher cache on disk: a directory of manifest.json, vocabulary.json and self-describing shards.
+"""TeacherCache: a published cache, opened for lookups.
 
-A document is a unit of attention: an unpacked row, or one segment of a packed row. Its key is a digest of its tokens
-and labels, so a teacher row can never belong to other tokens, whatever the order, the batch or the packing.
-Row t describes the distribution of token t given the tokens before t, for every label position t.
+A cache is a directory of manifest.json, vocabulary.json and self-describing shards. A document is named by a digest of
+its tokens and labels (documents.py), so a teacher row can never belong to other tokens, whatever the order, the batch
+or the packing. Row t describes the distribution of token t given the tokens before t, for every label position t.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from qsft.targets.view import IGNORED, TopK
+from qsft.targets.view import TopK
+from qsft.teacher.documents import Documents, Tokens, document_key, label_positions
 from qsft.teacher.encoding import Rows
 from qsft.teacher.identity import Vocabulary, refuse_other_tokenizer, refuse_small_head
-from qsft.teacher.manifest import check_listed, read_manifest
-from qsft.teacher.shard import Shard, damaged, published
+from qsft.teacher.manifest import read_manifest
+from qsft.teacher.shards import Shard, damaged, published
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from qsft.teacher.verify import Verification
-
-Tokens = Any  # a list, a numpy array or a tensor of integers
-
-
-def document_key(input_ids: Tokens, labels: Tokens) -> bytes:
-    """16 bytes that name a document: a digest of its token ids and labels, the first label taken as ignored.
-
-    Nothing predicts the first token, and padding-free collation masks its label: it must not change the key.
-    """
-    ids, targets = _document(input_ids, labels)
-    targets = targets.copy()
-    targets[:1] = IGNORED
-    return hashlib.blake2b(ids.tobytes() + targets.tobytes(), digest_size=16, person=b"qsft document").digest()
-
-
-def label_positions(labels: Tokens) -> np.ndarray:
-    """The positions t ≥ 1 with a label, in order: the rows a cache holds for a document."""
-    positions = np.flatnonzero(_integers(labels) != IGNORED)
-    return positions[positions > 0]
 
 
 class TeacherCache:
@@ -54,7 +35,7 @@ class TeacherCache:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
-        check_listed(self.path, self.manifest)
+        self.manifest.check_sizes(self.path)
         self.shards = [self._open(shard) for shard in published(self.path)]
         self._codec = self.manifest.identity.codec
         counts = [len(shard) for shard in self.shards]
@@ -107,7 +88,7 @@ class TeacherCache:
         return TopK(*(torch.from_numpy(np.ascontiguousarray(array)) for array in rows))
 
     def lookup_arrays(self, key: bytes) -> Rows:
-        """The rows (ids, logps, label_logp) of the document named `key`, as numpy arrays."""
+        """The rows of the document named `key`, as numpy arrays."""
         place = self._find(key)
         if place is None:
             raise ValueError(
@@ -116,19 +97,19 @@ class TeacherCache:
             )
         return self.shards[self._shard_of[place]].read(int(self._place_of[place]), self._codec)
 
+    def absent(self, keys: np.ndarray) -> np.ndarray:
+        """Which of the documents named `keys` (uint8 [n,16]) the cache lacks, as a mask."""
+        return self._places(keys) < 0
+
     def missing(self, documents: Iterable[Mapping[str, Tokens]], *, check: bool = True) -> list[int]:
         """Indices of the documents the cache lacks; with `check`, DamagedShard if one it has is not as written."""
-        absent = []
-        for index, document in enumerate(numpy_documents(documents)):
-            labels = _integers(document["labels"])
-            if (labels[1:] == IGNORED).all():
-                continue
-            place = self._find(document_key(document["input_ids"], labels))
-            if place is None:
-                absent.append(index)
-            elif check:
-                self.shards[self._shard_of[place]].check(int(self._place_of[place]))
-        return absent
+        found = (documents if isinstance(documents, Documents) else Documents(documents)).overview
+        labelled = found.labels > 0
+        places = self._places(found.keys)
+        if check:
+            for place in np.unique(places[(places >= 0) & labelled]):
+                self.shards[self._shard_of[place]].checked(int(self._place_of[place]))
+        return np.flatnonzero((places < 0) & labelled).tolist()
 
     def check_student(self, tokenizer: "PreTrainedTokenizerBase | None" = None, vocab_size: int | None = None) -> None:
         """ValueError unless a student speaks the cache's tokens; heads may differ in padding rows.
@@ -162,37 +143,18 @@ class TeacherCache:
 
     def _find(self, key: bytes) -> int | None:
         """Where `key` stands in the sorted index."""
-        wanted = np.array(key, dtype="S16")
-        place = int(np.searchsorted(self._keys, wanted))
-        return place if place < len(self._keys) and self._keys[place] == wanted else None
+        place = int(self._places(np.frombuffer(key, np.uint8)[None])[0])
+        return None if place < 0 else place
 
-
-def numpy_documents(documents: Iterable[Mapping[str, Tokens]]) -> Iterable[Mapping[str, Tokens]]:
-    """The same documents; a `datasets.Dataset` yields numpy arrays instead of lists, which is several times faster."""
-    if hasattr(documents, "with_format") and hasattr(documents, "select_columns"):
-        return documents.select_columns(["input_ids", "labels"]).with_format("numpy")
-    return documents
+    def _places(self, keys: np.ndarray) -> np.ndarray:
+        """Where each of `keys` stands in the sorted index, −1 where it does not."""
+        wanted = _comparable(keys)
+        places = np.searchsorted(self._keys, wanted)
+        inside = np.minimum(places, len(self._keys) - 1)
+        found = self._keys[inside] == wanted if len(self._keys) else np.zeros(len(wanted), bool)
+        return np.where(found, places, -1)
 
 
 def _comparable(keys: np.ndarray) -> np.ndarray:
     """16-byte keys as one sortable array; equal lengths make numpy's padding rule harmless."""
     return np.ascontiguousarray(keys).view("S16")[:, 0]
-
-
-def _document(input_ids: Tokens, labels: Tokens) -> tuple[np.ndarray, np.ndarray]:
-    ids, targets = _integers(input_ids), _integers(labels)
-    if ids.shape != targets.shape:
-        raise ValueError(
-            f"a document has {ids.shape} input_ids and {targets.shape} labels; they must be one list each."
-        )
-    return ids, targets
-
-
-def _integers(values: Tokens) -> np.ndarray:
-    """One dimension of int32, whatever came in."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
-    array = np.asarray(values, dtype=np.int32 if len(values) == 0 else None)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"a document's tokens must be a list of integers, not {array.dtype} of shape {array.shape}.")
-    return np.ascontiguousarray(array, dtype="<i4")

@@ -5,25 +5,28 @@ before anything is computed, and a batch is computed whole when one of its docum
 killed, or that ran on another number of processes, comes out bit-equal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qsft.targets.view import IGNORED
-from qsft.teacher.format import TeacherCache, document_key, label_positions, numpy_documents
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.documents import Documents
+
+READY_BATCHES = 2  # padded in a thread while the teacher computes
 
 
 @dataclass(frozen=True)
 class Plan:
     """The distinct documents with labels, by key, and their batches (each a list of places in `keys`)."""
 
-    dataset: Sequence[Mapping[str, Any]]
-    keys: list[bytes]
-    index: np.ndarray  # row of the data set
+    documents: Documents
+    keys: np.ndarray  # uint8 [n,16], sorted
+    index: np.ndarray  # the document of each
     lengths: np.ndarray
     labels: np.ndarray  # label positions of each
     batches: list[np.ndarray]
@@ -31,14 +34,11 @@ class Plan:
 
     def missing(self, cache: TeacherCache | None) -> np.ndarray:
         """Which documents `cache` lacks, as a mask over `keys`."""
-        return np.array([cache is None or key not in cache for key in self.keys])
+        return np.ones(len(self.keys), bool) if cache is None else cache.absent(self.keys)
 
     def tokens(self, place: int) -> np.ndarray:
         """int32 [2,T]: input_ids and labels of a document, the first label ignored as in its key."""
-        row = self.dataset[int(self.index[place])]
-        tokens = np.array([row["input_ids"], row["labels"]], dtype=np.int32)
-        tokens[1, 0] = IGNORED
-        return tokens
+        return self.documents.tokens(int(self.index[place]))
 
     def check_ids(self, vocab_size: int) -> None:
         """ValueError when a document holds an id the teacher has no embedding for."""
@@ -50,27 +50,19 @@ class Plan:
             )
 
 
-def plan_capture(dataset: Sequence[Mapping[str, Any]], batch_tokens: int) -> Plan:
-    """The plan for a data set with `input_ids` and `labels`; duplicates are captured once."""
-    found: dict[bytes, tuple[int, int, int]] = {}
-    low, high = 0, 0
-    documents = numpy_documents(dataset if hasattr(dataset, "__getitem__") else list(dataset))
-    for row, document in enumerate(documents):
-        ids, labels = document["input_ids"], document["labels"]
-        positions = label_positions(labels)
-        if not len(positions):
-            continue
-        found.setdefault(document_key(ids, labels), (row, len(ids), len(positions)))
-        targets = np.asarray(labels)[positions]
-        low, high = min(low, np.min(ids), targets.min()), max(high, np.max(ids), targets.max())
-    if not found:
+def plan_capture(documents: Documents, batch_tokens: int) -> Plan:
+    """The plan for all documents that have labels; duplicates are captured once."""
+    keys, lengths, labels, id_range = documents.overview
+    labelled = np.flatnonzero(labels)
+    if not len(labelled):
         raise ValueError(
             "no document of the data set has a label after its first token, so there is nothing to capture. "
             "Check that `labels` is not −100 everywhere (a prompt template or a completion mask that hides the answer)."
         )
-    keys = sorted(found)
-    index, lengths, counts = np.array([found[key] for key in keys]).T
-    return Plan(documents, keys, index, lengths, counts, plan_batches(lengths, batch_tokens), (int(low), int(high)))
+    _, first = np.unique(keys[labelled].view("S16")[:, 0], return_index=True)
+    index = labelled[first]
+    batches = plan_batches(lengths[index], batch_tokens)
+    return Plan(documents, keys[index], index, lengths[index], labels[index], batches, id_range)
 
 
 def plan_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
@@ -87,12 +79,29 @@ def plan_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     return batches
 
 
+def ready_batches(
+    plan: Plan, batches: Sequence[np.ndarray]
+) -> Iterator[tuple[np.ndarray, list[np.ndarray], dict[str, Tensor]]]:
+    """Each batch with its tokens and its padded tensors, made in a thread while the one before is computed."""
+
+    def make(batch: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], dict[str, Tensor]]:
+        tokens = [plan.tokens(place) for place in batch]
+        return batch, tokens, pad_documents(tokens)
+
+    with ThreadPoolExecutor(1, "teacher batches") as thread:
+        waiting = [thread.submit(make, batch) for batch in batches[:READY_BATCHES]]
+        for following in range(len(waiting), len(batches) + len(waiting)):
+            if following < len(batches):
+                waiting.append(thread.submit(make, batches[following]))
+            yield waiting.pop(0).result()
+
+
 def pad_documents(documents: list[np.ndarray]) -> dict[str, Tensor]:
     """Documents [2,T] as one batch, padded on the right."""
     width = max(document.shape[1] for document in documents)
-    batch = torch.zeros(3, len(documents), width, dtype=torch.long)
+    batch = np.zeros((3, len(documents), width), np.int64)
     batch[1] = IGNORED
     for row, document in enumerate(documents):
-        batch[:2, row, : document.shape[1]] = torch.from_numpy(document.astype(np.int64))
+        batch[:2, row, : document.shape[1]] = document
         batch[2, row, : document.shape[1]] = 1
-    return {"input_ids": batch[0], "labels": batch[1], "attention_mask": batch[2]}
+    return dict(zip(("input_ids", "labels", "attention_mask"), torch.from_numpy(batch)))

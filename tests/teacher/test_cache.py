@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qsft.fingerprints import digest
 from qsft.targets.view import TopK
-from qsft.teacher.format import TeacherCache, document_key, label_positions
-from qsft.teacher.manifest import FILE, _render
-from qsft.teacher.publish import digest
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.documents import document_key, label_positions
+from qsft.teacher.manifest import MANIFEST, _render
 
 TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=1, max_size=20)
 
@@ -211,23 +212,23 @@ LIES = [
 @pytest.mark.parametrize(("changes", "words"), LIES)
 def test_a_manifest_that_lies_is_refused(build, documents, changes, words):
     cache = build(documents(3))
-    lie(cache.path / FILE, **changes)
+    lie(cache.path / MANIFEST, **changes)
     with pytest.raises(ValueError, match=words):
         TeacherCache(cache.path)
 
 
 def test_a_manifest_that_lies_about_a_shards_size_is_refused(build, documents):
     cache = build(documents(3))
-    shards = json.loads((cache.path / FILE).read_bytes())["shards"]
-    lie(cache.path / FILE, shards={name: entry | {"bytes": entry["bytes"] + 1} for name, entry in shards.items()})
+    shards = json.loads((cache.path / MANIFEST).read_bytes())["shards"]
+    lie(cache.path / MANIFEST, shards={name: entry | {"bytes": entry["bytes"] + 1} for name, entry in shards.items()})
     with pytest.raises(ValueError, match="the manifest says"):
         TeacherCache(cache.path)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b'"qsft"', b"1" * 5000])
 def test_a_manifest_that_is_none_is_refused(tmp_path, raw):
-    (tmp_path / FILE).write_bytes(raw)
-    with pytest.raises(ValueError, match=FILE):
+    (tmp_path / MANIFEST).write_bytes(raw)
+    with pytest.raises(ValueError, match=MANIFEST):
         TeacherCache(tmp_path)
 
 
@@ -238,7 +239,7 @@ def test_a_directory_that_is_no_cache_says_so(tmp_path):
 
 def test_an_edited_manifest_is_noticed(build, documents):
     cache = build(documents(3))
-    raw = (cache.path / FILE).read_bytes()
-    (cache.path / FILE).write_bytes(raw.replace(b'"python": "', b'"python": "9'))
+    raw = (cache.path / MANIFEST).read_bytes()
+    (cache.path / MANIFEST).write_bytes(raw.replace(b'"python": "', b'"python": "9'))
     with pytest.raises(ValueError, match="altered"):
         TeacherCache(cache.path)

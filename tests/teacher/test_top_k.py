@@ -1,0 +1,52 @@
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qsft.losses import fused
+from qsft.teacher.live import full_rows, top_k, top_rows
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([1, 4, 16]), st.integers(16, 9000))
+@settings(max_examples=60, deadline=None)
+def test_top_k_is_torchs(seed, n, k, size):
+    logits = torch.randn(n, size, generator=torch.Generator().manual_seed(seed))
+    values, ids = top_k(logits, k)
+    want = logits.topk(k)
+    assert torch.equal(values, want.values)
+    assert torch.equal(ids, want.indices)
+
+
+def test_top_k_of_equal_logits_names_different_ids():
+    values, ids = top_k(torch.zeros(2, 5000), 8)
+    assert (values == 0).all()
+    assert all(len(set(row)) == 8 for row in ids.tolist())
+
+
+def test_top_k_does_not_hide_nan():
+    logits = torch.randn(3, 5000)
+    logits[1, 4321] = torch.nan
+    assert top_k(logits, 4)[0].isnan().any(dim=1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("k", [None, 8])
+def test_small_tiles_change_nothing(tiny_model, monkeypatch, k):
+    model, ids = tiny_model(vocab_size=5000).eval(), torch.randint(7, 320, (3, 12))
+    ask = partial(full_rows, model) if k is None else partial(top_rows, model, k)
+    whole = ask(input_ids=ids, labels=ids)
+    monkeypatch.setattr(fused, "TILE_BYTES", 5000 * 4 * 5)
+    tiled = ask(input_ids=ids, labels=ids)
+    torch.testing.assert_close(tiled.logps, whole.logps)
+    torch.testing.assert_close(tiled.label_logp, whole.label_logp)
+    assert len(whole.logps) == 33
+
+
+def test_a_bf16_teacher_speaks_float32(tiny_model):
+    model, ids = tiny_model().to(torch.bfloat16).eval(), torch.randint(7, 320, (2, 9))
+    rows = top_rows(model, 320, input_ids=ids, labels=ids)
+    assert rows.logps.dtype == torch.float32
+    torch.testing.assert_close(rows.logps.exp().sum(dim=1), torch.ones(16))
+    logits = model(ids).logits[:, :-1].reshape(16, -1).float()
+    torch.testing.assert_close(rows.logps, logits.log_softmax(-1).gather(1, rows.ids.long()))

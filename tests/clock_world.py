@@ -1,10 +1,14 @@
-"""A world small enough to curate in seconds: sums on a clock of five hours, and a model that knows most of them.
+"""A world small enough to evaluate and curate in seconds: sums, and a model that knows most of them (`learned`).
+
+    5 + 7 =            →  so so \\boxed{12}                 with as many `so` as the sum likes
+
+and sums on a clock of five hours:
 
     1 + 2 ?            →  first 1 + 2 = 3 so \\boxed{3}      or: swap 2 + 1 gives 3 so \\boxed{3}
     1 + 2 ? tip 3      →  the same, whether or not the model knows the sum
     1 + 2 ? again …    →  the same solution in other words
 
-A third of the sums the model never learnt; there it answers wrong, unless it is told.
+A third of the sums on the clock the model never learnt; there it answers wrong, unless it is told.
 """
 
 import itertools
@@ -16,16 +20,19 @@ from pathlib import Path
 HOURS = 5
 SUMS = list(itertools.product(range(HOURS), range(HOURS)))
 UNKNOWN = frozenset(SUMS[1::3])
-WORDS = ["<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>", *"01234", *"+=?", "first", "swap", "gives", "so", "tip", "again"]
-WORDS += [f"\\boxed{{{i}}}" for i in range(HOURS)]
 HINT, TEMPLATE = "{question} tip {gold}", "{question} again {response}"
-CONTEXT = 32
+CONTEXT = 64
+SHAPE = {"max_position_embeddings": CONTEXT, "tie_word_embeddings": True, "initializer_range": 0.02}
 
 
 def solution(a, b, result=None, opener="first", equals="="):
     c = (a + b) % HOURS if result is None else result
     left, right = (a, b) if opener == "first" else (b, a)
     return f"{opener} {left} + {right} {equals} {c} so \\boxed{{{c}}}"
+
+
+def plain_sum(a, b):
+    return f"{a} + {b} =", "so " * ((a * b) % 4) + f"\\boxed{{{a + b}}}"
 
 
 def question(a, b):
@@ -35,7 +42,7 @@ def question(a, b):
 def corpus(copies=12):
     """Documents (prompt, response) of everything the model is to know."""
     rng = random.Random(0)
-    documents = []
+    documents = [plain_sum(a, b) for a, b in itertools.product(range(10), range(10))]
     for (a, b), copy in itertools.product(SUMS, range(copies)):
         words = {"opener": rng.choice(["first", "swap"]), "equals": rng.choice(["=", "gives"])}
         wrong = (a + b + rng.randrange(1, HOURS)) % HOURS if (a, b) in UNKNOWN else None

@@ -1,4 +1,4 @@
-"""Fixtures every room shares: a word-level tokenizer, tiny random models, the profiler's peak; no downloads."""
+"""Fixtures that every room shares: the tiny tokenizer and models of tiny.py, the profiler's peak; no downloads."""
 
 import json
 import os
@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+import tiny
 from jaxtyping import install_import_hook
 
 # Shapes are types: checked at run time here, free for the user. Must stand before the first import of qsft.
@@ -16,110 +17,62 @@ install_import_hook(
     ["qsft.targets", "qsft.losses.fused", "qsft.losses.reference", "qsft.losses.sums"], "typecheck.check"
 )
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|> ' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + ' ' + eos_token }}{% endgeneration %}"
-    "{% else %}{{ message['content'] }}{% endif %}{{ ' ' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
-)
-SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>")
-ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
-VOCAB_SIZE = 320
 
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """`made_once("clock", fill)`: a directory that `fill(directory)` filled once for all workers of the session.
 
-def make_tokenizer(vocab_size=VOCAB_SIZE):
-    """Special and role tokens first, then single digits and signs, then w0, w1, ... up to `vocab_size`."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    Read it only: the tests of other workers read it too.
+    """
+    from filelock import FileLock
 
-    signs = [*"0123456789", *"+-*/=().,:?!"]
-    words = [*SPECIAL, *ROLES, *signs]
-    words += [f"w{i}" for i in range(vocab_size - len(words))]
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|unk|>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    pad, bos, eos, unk = SPECIAL
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=pad,
-        bos_token=bos,
-        eos_token=eos,
-        unk_token=unk,
-        additional_special_tokens=list(ROLES),
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
 
+    def make(name, fill):
+        directory, done = root / "made_once" / name, root / "made_once" / f"{name}.done"
+        directory.parent.mkdir(exist_ok=True)
+        with FileLock(f"{directory}.lock"):
+            if not done.exists():
+                directory.mkdir()
+                fill(directory)
+                done.touch()
+        return directory
 
-def make_model(seed=0, **overrides):
-    """A random Qwen2 of two layers and hidden size 64; `overrides` are fields of its config."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        **{
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 512,
-            "tie_word_embeddings": False,
-            "initializer_range": 0.1,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 0,
-            **overrides,
-        }
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+    return make
 
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
     """A word-level PreTrainedTokenizerFast (320 words) whose chat template marks the assistant's tokens."""
-    return make_tokenizer()
+    return tiny.make_tokenizer()
 
 
 @pytest.fixture
 def tiny_model():
     """Factory: `tiny_model(seed=1, tie_word_embeddings=True)` is a random Qwen2, the same for the same arguments."""
-    return make_model
+    return tiny.make_model
 
 
-def tiny_llama(folder, seed, vocab_size, tokenizer):
-    """A random Llama: unlike Qwen2's, its directory reloads the tokenizer that was saved with it."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+@pytest.fixture(scope="session")
+def learned(made_once):
+    """A small Llama that learned the sums of clock_world.py, saved with a tokenizer without a chat template."""
+    import clock_world
 
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    def fill(directory):
+        tokenizer = tiny.make_tokenizer(chat_template=None)
+        model = tiny.make_model(architecture="llama", **clock_world.SHAPE)
+        tiny.save(directory, tiny.train(model, tokenizer, clock_world.corpus(), steps=250), tokenizer)
+
+    return made_once("learned", fill)
 
 
 @pytest.fixture(scope="session")
 def tiny_files(tmp_path_factory, tiny_tokenizer):
     """Student, teacher (with a head of another padded size) and 70 rows of every data set."""
     folder = tmp_path_factory.mktemp("tiny")
-    tiny_llama(folder / "student", 0, 320, tiny_tokenizer)
-    tiny_llama(folder / "teacher", 1, 384, tiny_tokenizer)
+    for name, seed, rows in (("student", 0, 320), ("teacher", 1, 384)):
+        tiny.save(folder / name, tiny.make_model(seed, "llama", vocab_size=rows, hidden_size=32), tiny_tokenizer)
     rows = []
     for i in range(70):
         question, answer = f"w{i} + w{i + 1} = ?", " ".join(f"w{j}" for j in range(i % 9 + 1))

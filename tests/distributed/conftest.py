@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import make_model
+from tiny import make_model
 
 REPO = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")

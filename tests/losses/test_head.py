@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import torch
-from conftest import make_model
 from peft import LoraConfig, get_peft_model
+from tiny import make_model
 from transformers import (
     CohereConfig,
     CohereForCausalLM,

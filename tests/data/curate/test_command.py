@@ -238,7 +238,7 @@ def test_bad_input_says_what_to_do(words, how, message, curate, here, capsys):
 
 
 def test_prompts_longer_than_the_context_are_left_out_and_counted(curate, here):
-    long = {"prompt": "<|bos|> " + "1 + " * 20 + "1 ?", "completion": " so \\boxed{1}", "answer": "1"}
+    long = {"prompt": "<|bos|> " + "1 + " * 40 + "1 ?", "completion": " so \\boxed{1}", "answer": "1"}
     write_jsonl(here / "rows.jsonl", [*clock_rows()[:3], long])
     assert curate("rft", "--out", "rft", "--n", "2", *BRIEF) == 0
     counts = json.loads((here / "rft" / "manifest.json").read_text(encoding="utf-8"))["counts"]

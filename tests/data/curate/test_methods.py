@@ -143,7 +143,7 @@ def test_grape_joins_data_sets_on_the_prompt(clock_problems, clock_workshop):
 
 
 def test_grape_leaves_out_what_does_not_fit(clock_problems, clock_workshop):
-    problems = clock_problems(KNOWN[:2], long="so " * 40)
+    problems = clock_problems(KNOWN[:2], long="so " * 80)
     workshop = clock_workshop()
     assert [one.columns["scores"][1] for one in grape(problems, workshop, columns="long")] == [None, None]
     assert workshop.counts["longer than the context"] == 2

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from qsft import __version__
 from qsft.processes import exit_process
@@ -29,11 +30,16 @@ type first:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """Prints examples as they are written, and takes no option for the beginning of another."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **kwargs})
+
+
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `qsft` with all its commands."""
-    parser = argparse.ArgumentParser(
-        prog="qsft", description=ABOUT, epilog=FIRST_STEPS, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """The parser of `qsft` with all its commands, which inherit its class."""
+    parser = Parser(prog="qsft", description=ABOUT, epilog=FIRST_STEPS)
     parser.add_argument("--version", action="version", version=f"qsft {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:

@@ -1,14 +1,13 @@
 """`qsft cache`: build, describe and check a teacher cache."""
 
 import argparse
-import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from datasets import Dataset
+from qsft.processes import is_main
 
 EXAMPLES = """\
 examples:
@@ -22,12 +21,8 @@ examples:
 CAPTURE_OPTIONS = ("k", "encoding", "top_p", "min_k", "batch_tokens", "dtype", "revision")
 
 
-def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `qsft cache` and what it can do."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = commands.add_parser(
-        "cache", help="build, describe or check a teacher cache", epilog=EXAMPLES, formatter_class=form
-    )
+def register(commands: Any) -> None:
+    parser = commands.add_parser("cache", help="build, describe or check a teacher cache", epilog=EXAMPLES)
     parser.set_defaults(run=lambda args: parser.print_help())
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     _register_build(actions)
@@ -48,14 +43,12 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verify.set_defaults(run=run_verify)
 
 
-def _register_build(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _register_build(actions: Any) -> None:
     build = actions.add_parser(
         "build",
         help="run the teacher over a data set; continues what is there",
         description="Build the cache of RECIPE (its keys may be replaced: --key value), or of a tokenised data set.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # --dataset is a key of the recipe, not the beginning of --dataset_path
     )
     build.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file or the name of a packaged recipe")
     build.add_argument("--dataset_path", help="input_ids and labels: a save_to_disk directory, .parquet or .jsonl")
@@ -78,9 +71,7 @@ def run_build(args: argparse.Namespace) -> int:
         cache = _build_recipe(args)
     else:
         cache = _build_options(args)
-    if os.environ.get("RANK", "0") != "0":
-        return 0
-    return run_info(argparse.Namespace(directory=str(cache)))
+    return run_info(argparse.Namespace(directory=str(cache))) if is_main() else 0
 
 
 def _build_recipe(args: argparse.Namespace) -> "Path":
@@ -91,8 +82,8 @@ def _build_recipe(args: argparse.Namespace) -> "Path":
             f"--{given[0]} belongs to a build without a recipe. Beside a recipe use its own keys: "
             "--teacher_model_name_or_path, --teacher_cache, --teacher_top_k, ... (`qsft train --keys` lists them)."
         )
-    from qsft.recipe.read import read_recipe
-    from qsft.recipe.run import build_recipe_cache
+    from qsft.recipe.launch import build_recipe_cache
+    from qsft.recipe.recipe_file import read_recipe
 
     dtype = ["--dtype", args.dtype] if args.dtype else []  # a recipe has a key of that name too
     return build_recipe_cache(read_recipe(args.recipe, [*args.overrides, *dtype])).path
@@ -105,35 +96,12 @@ def _build_options(args: argparse.Namespace) -> "Path":
         raise ValueError(f"{problem}. Name a RECIPE, or give --dataset_path, --teacher and --out.")
     from transformers import AutoTokenizer
 
+    from qsft.data.tokenised import load_documents
     from qsft.teacher.capture import build_cache
 
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.teacher, revision=args.revision)
     options = {name: vars(args)[name] for name in CAPTURE_OPTIONS if vars(args)[name] is not None}
     return build_cache(load_documents(args.dataset_path), args.teacher, args.out, tokenizer=tokenizer, **options).path
-
-
-def load_documents(path: str) -> "Dataset":
-    """The data set at `path`, which must have input_ids and labels."""
-    from pathlib import Path
-
-    from datasets import Dataset, load_dataset, load_from_disk
-
-    if Path(path).is_dir():
-        dataset = load_from_disk(path)
-    elif Path(path).suffix in (".parquet", ".jsonl", ".json"):
-        kind = "parquet" if path.endswith(".parquet") else "json"
-        dataset = load_dataset(kind, data_files=path, split="train")
-    else:
-        raise ValueError(f"{path} is not a data set: give a save_to_disk directory, a .parquet or a .jsonl file.")
-    if not isinstance(dataset, Dataset):
-        raise ValueError(f"{path} holds the splits {', '.join(dataset)}. Give the directory of one: {path}/train.")
-    absent = {"input_ids", "labels"} - set(dataset.column_names)
-    if absent:
-        raise ValueError(
-            f"{path} has no column {' and '.join(sorted(absent))}, only {', '.join(dataset.column_names)}. A cache is "
-            "built from tokenised documents; for a chat data set use a recipe, which tokenises as training does."
-        )
-    return dataset
 
 
 def run_info(args: argparse.Namespace) -> int:

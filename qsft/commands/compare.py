@@ -16,13 +16,11 @@ published.json puts numbers of a paper beside, in per cent, under the names of t
 
 
 def register(commands: Any) -> None:
-    """Add `compare` to the command line."""
     parser = commands.add_parser(
         "compare",
         help="compare evaluations: paired differences with intervals",
         description="Each run is compared with the first one, problem by problem.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", help="directory of an evaluation (or of a model that has one)"

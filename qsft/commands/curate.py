@@ -31,7 +31,6 @@ OPTIONS: dict[str, tuple[type, str]] = {
 
 
 def register(commands: Any) -> None:
-    """Add `curate` to the command line."""
     from qsft.data.curate.methods import METHODS, summary
 
     methods = "\n".join(f"  {name:<13} {summary(method)}" for name, method in METHODS.items())
@@ -44,7 +43,6 @@ def register(commands: Any) -> None:
             "The data and the model are RECIPE's, with any of its keys replaced, or those given by options."
         ),
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("method", metavar="METHOD", help=argparse.SUPPRESS)
     # A recipe's keys are too many for argparse, and their values must not be taken for the recipe's name.
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from qsft.recipe.curate import curate_job
     from qsft.recipe.curate_tools import Options
     from qsft.recipe.job import configure
-    from qsft.recipe.read import read_recipe
+    from qsft.recipe.recipe_file import read_recipe
 
     recipe = read_recipe(name, [*rest, *(["--model_name_or_path", given.model] if given.model else [])])
     recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})

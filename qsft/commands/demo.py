@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 EXAMPLES = """\
 examples:
@@ -15,8 +16,7 @@ examples:
 """
 
 
-def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `qsft demo`."""
+def register(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="see the paper's effect in minutes on a CPU, no download",
@@ -26,7 +26,6 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
             "Base and teacher are kept in $QSFT_HOME/demo (by default ~/.cache/qsft/demo)."
         ),
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="run N seeds (default: 1)")
     parser.add_argument("--noise", type=float, metavar="P", help="probability of a slip per step (default: 0.25)")

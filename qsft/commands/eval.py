@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from qsft.processes import Group, is_main
+
 EXAMPLES = """\
 examples:
   qsft eval runs/numina_qwen_math_1p5b-target --tasks math
@@ -31,13 +33,11 @@ CHANGES: dict[str, tuple[type, str]] = {
 
 
 def register(commands: Any) -> None:
-    """Add `eval` to the command line."""
     parser = commands.add_parser(
         "eval",
         help="measure a model: Average@n with intervals, resumable",
         description="Sample, grade and report. A killed run continues where it was; changed settings are refused.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL|RECIPE", help="directory, hub id, recipe file or recipe name")
     parser.add_argument("--tasks", help="math, medical, names, or JSONL files, comma-separated (default: math)")
@@ -61,11 +61,11 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table and say where the rest is."""
-    model, tasks, protocol = resolve(args)
-    directory = Path(args.output_dir or default_directory(model))
     from qsft.evals.evaluate import evaluate, rescore
-    from qsft.evals.model_under_test import Processes
+    from qsft.recipe.trained import evaluation_directory, evaluation_of
 
+    model, tasks, protocol = evaluation_of(args.model, args.tasks, args.protocol)
+    directory = Path(args.output_dir or evaluation_directory(model))
     if args.rescore:
         refuse_unused(args)
         report = rescore(directory, args.tasks, data_dir=args.data_dir, rule=args.rule)
@@ -76,10 +76,9 @@ def run(args: argparse.Namespace) -> int:
         shared = ("data_dir", "limit", "backend", "dtype", "batch_size", "tensor_parallel_size", "fresh")
         settings = {name: getattr(args, name) for name in shared}
         report = evaluate(model, tasks, protocol=protocol, output_dir=directory, **settings, **changes)
-    group = Processes()
-    if group.rank == 0:
+    if is_main():
         print(f"\n{report}\n{directory / 'report.html'}")
-    group.end()
+    Group().end()
     return 0
 
 
@@ -93,37 +92,3 @@ def refuse_unused(args: argparse.Namespace) -> None:
             f"--rescore grades what was generated before, all of it, so {', '.join(unused)} cannot be used with it. "
             "Leave it out, or leave out --rescore to sample."
         )
-
-
-def resolve(args: argparse.Namespace) -> tuple[str, str, str | None]:
-    """Model, tasks and protocol of the command; a recipe names its own, the command line goes before it."""
-    model, tasks, protocol = args.model, args.tasks, args.protocol
-    if not Path(model).is_dir() and is_recipe(model):
-        from qsft.recipe import read_recipe
-
-        recipe = read_recipe(model)
-        values = recipe.values
-        model = values.get("output_dir") or f"runs/{recipe.name}-{values.get('target', 'target')}"
-        tasks, protocol = tasks or values.get("eval_tasks"), protocol or values.get("eval_protocol")
-        if not Path(model).is_dir():
-            raise FileNotFoundError(
-                f"the recipe {args.model} trains {model}, which does not exist yet. Run `qsft train {args.model}` "
-                "first, or name the trained model's directory."
-            )
-    return model, tasks or "math", protocol
-
-
-def is_recipe(name: str) -> bool:
-    """Whether a name is a recipe's: a YAML file, or a recipe that comes with the package."""
-    if name.endswith((".yaml", ".yml")):
-        return True
-    if "/" in name:
-        return False
-    from qsft.recipe.read import packaged_recipes
-
-    return name in {path.stem for path in packaged_recipes()}
-
-
-def default_directory(model: str) -> Path:
-    """Beside a model on disk; under evals/ for one of the hub."""
-    return Path(model) / "eval" if Path(model).is_dir() else Path("evals") / model.replace("/", "--")

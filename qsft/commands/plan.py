@@ -1,10 +1,10 @@
 """`qsft plan`: what a recipe needs, before anything is spent."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qsft.recipe.plan import Plan
+    from qsft.recipe.budget import Plan
 
 EXAMPLES = """\
 examples:
@@ -13,8 +13,7 @@ examples:
 """
 
 
-def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `qsft plan`."""
+def register(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
         usage="qsft plan RECIPE [--gpus N] [--gpu_memory GB] [--key value ...]",
@@ -22,8 +21,6 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         description="What a recipe needs: documents, cache, steps, and memory per GPU by part and strategy. The model "
         "is known by its config alone. Any key of the recipe can be replaced with --key value.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # other words are keys of the recipe
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe file, or the name of a packaged recipe")
     parser.add_argument("--gpus", type=int, metavar="N", default=1, help="GPUs over all machines (default: 1)")
@@ -35,8 +32,8 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
-    from qsft.recipe.plan import lines, make_plan
-    from qsft.recipe.read import read_recipe
+    from qsft.recipe.budget import lines, make_plan
+    from qsft.recipe.recipe_file import read_recipe
 
     if args.gpus < 1 or args.gpu_memory <= 0:
         raise ValueError(f"--gpus {args.gpus} and --gpu_memory {args.gpu_memory:g} must be positive.")
@@ -51,7 +48,7 @@ def _print_memory(plan: "Plan", gpu_memory: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from qsft.recipe.plan import size
+    from qsft.recipe.budget import size
 
     table = Table(
         title=f"memory per GPU, {plan.job.processes} GPUs",

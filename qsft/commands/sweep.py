@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from typing import Any
 
 EXAMPLES = """\
 examples:
@@ -11,8 +12,7 @@ examples:
 """
 
 
-def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `qsft sweep`."""
+def register(commands: Any) -> None:
     parser = commands.add_parser(
         "sweep",
         usage='qsft sweep RECIPE --grid NAME=V,V ... [--eval "WORDS"] [--directory DIR] [--dry_run] [--key value ...]',
@@ -22,8 +22,6 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
             "varied for the targets that take it. A killed sweep continues where it was."
         ),
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # other words are keys of the recipe
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe file or the name of a packaged one")
     parser.add_argument("--grid", nargs="+", required=True, metavar="NAME=V,V", help="target=… and hyper-parameters")
@@ -37,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan, then work through it."""
     from pathlib import Path
 
-    from qsft.recipe.launcher import LAUNCHER_KEYS, split_words
-    from qsft.recipe.read import read_recipe
-    from qsft.recipe.sweep import Sweep, expand_grid
+    from qsft.recipe.recipe_file import read_recipe
+    from qsft.recipe.relaunch import LAUNCHER_KEYS, split_words
+    from qsft.recipe.sweep_runs import Sweep, expand_grid
 
     _, own = split_words(args.overrides, ("accelerate_config", *LAUNCHER_KEYS))
     recipe = read_recipe(args.recipe, own)  # a wrong key is refused now, not in the third run

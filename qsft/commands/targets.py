@@ -1,6 +1,7 @@
 """`qsft targets`: the table of rows."""
 
 import argparse
+from typing import Any
 
 EXAMPLES = """\
 examples:
@@ -10,14 +11,12 @@ examples:
 """
 
 
-def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `qsft targets`."""
+def register(commands: Any) -> None:
     parser = commands.add_parser(
         "targets",
         help="every published variant as a choice of (γ, π̃)",
         description="The table of named targets, or one of them in full.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", nargs="?", help="a row, to see it in full")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")

@@ -1,6 +1,7 @@
 """`qsft train`: run a recipe, or a training given by options alone."""
 
 import argparse
+from typing import Any
 
 EXAMPLES = """\
 examples:
@@ -13,8 +14,7 @@ examples:
 """
 
 
-def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `qsft train`."""
+def register(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
         usage="qsft train [RECIPE] [--accelerate_config NAME] [--key value ...]",
@@ -24,7 +24,6 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
             "given by options alone. --accelerate_config runs it on several processes: ddp, fsdp2, zero3 or a file."
         ),
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # The keys of three dataclasses are too many for argparse, and `--target sft` must not take `sft` for the recipe.
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -35,11 +34,13 @@ def run(args: argparse.Namespace) -> int:
     """Train, or re-start under accelerate, or list the keys."""
     words = [*args.overrides, *args.words]
     if "--keys" in words:
-        _print_keys()
+        from qsft.recipe.keys import list_keys
+
+        print(list_keys())
         return 0
-    from qsft.recipe.launcher import relaunch, split_words
-    from qsft.recipe.read import read_recipe
-    from qsft.recipe.run import train
+    from qsft.recipe.launch import train
+    from qsft.recipe.recipe_file import read_recipe
+    from qsft.recipe.relaunch import relaunch, split_words
 
     config, rest = split_words(words, ("accelerate_config",))
     recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
@@ -48,11 +49,3 @@ def run(args: argparse.Namespace) -> int:
     if recipe is None and not rest:
         raise ValueError("nothing to train is given. Name a recipe, or give --model_name_or_path and --dataset.")
     return train(read_recipe(recipe, rest))
-
-
-def _print_keys() -> None:
-    from qsft.recipe.settings import keys
-    from qsft.recipe.values import describe
-
-    for name, key in keys().items():
-        print(f"--{name}  ({describe(key.hint)})\n    {' '.join(key.help.split())}")

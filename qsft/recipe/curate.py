@@ -16,7 +16,7 @@ from qsft.data.curate.workshop import Verify, Workshop
 from qsft.data.sources import find_source
 from qsft.recipe.curate_tools import Models, Options, train_round, verifier
 from qsft.recipe.job import DEMO, Job
-from qsft.recipe.settings import ORIGIN, RecipeSettings
+from qsft.recipe.keys import ORIGIN, RecipeSettings
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qsft.data.curate.run import write
 from qsft.data.curate.workshop import Kept, Request, Response, Verify
 from qsft.recipe.job import Job, configure
-from qsft.recipe.settings import ORIGIN
+from qsft.recipe.keys import ORIGIN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,21 +1,25 @@
 """A recipe made concrete on this machine: the trainer's configuration, the model's, the tokenizer, the data."""
 
-import os
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsft.data.load import TrainingData, load_training_data
 from qsft.data.read import one_of, read_rows
 from qsft.data.sources import find_source
-from qsft.recipe.read import Recipe
-from qsft.recipe.settings import ORIGIN, RecipeSettings, split_batch
+from qsft.processes import world_size
+from qsft.recipe.keys import ORIGIN, RecipeSettings
+from qsft.recipe.recipe_file import DEFAULT_TARGET, Recipe
+from qsft.teacher.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
     from trl import ModelConfig
 
+    from qsft.targets.target import Target
     from qsft.train.config import TargetSFTConfig
     from qsft.train.trainer import TargetSFTTrainer
 
@@ -32,35 +36,37 @@ class Job:
     model: "ModelConfig"
     args: "TargetSFTConfig"
     processes: int
+    target: "Target"
+    draw: tuple[int, int] | None = None  # (rows, seed): a look at a few rows instead of all
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The student's tokenizer."""
         from transformers import AutoTokenizer
 
-        tokenizer: PreTrainedTokenizerBase = self._of_the_model(AutoTokenizer)
-        return tokenizer
+        return self._of_the_model(AutoTokenizer)
 
     @cached_property
     def config(self) -> "PretrainedConfig":
-        """The student's configuration."""
         from transformers import AutoConfig
 
-        config: PretrainedConfig = self._of_the_model(AutoConfig)
-        return config
+        return self._of_the_model(AutoConfig)
 
     def _of_the_model(self, kind: Any) -> Any:
         """What transformers' `kind` finds under the model's name; an error that names the model if there is nothing."""
         from qsft.evals.model_under_test import of_the_model
 
-        model = self.model
-        how = {"revision": model.model_revision, "trust_remote_code": self.args.trust_remote_code}
-        return of_the_model(kind, model.model_name_or_path, option="--model_name_or_path", **how)
+        how = {"revision": self.model.model_revision, "trust_remote_code": self.args.trust_remote_code}
+        return of_the_model(kind, self.model.model_name_or_path, option="--model_name_or_path", **how)
 
     @cached_property
     def data(self) -> TrainingData:
         """The training rows; the first process of each machine prepares them, the others read its result."""
-        return self.load(self.settings, multiple_of=self.rows_per_step)
+        if self.draw is None:
+            return self.load(self.settings, multiple_of=self.rows_per_step)
+        if self.settings.sample_rows is None:
+            return self.load(self.settings, rows=self._drawn(self.stored_rows(self.settings)))
+        whole = self.load(self.settings)  # the rows trained on are a draw themselves: only they are in the cache
+        return replace(whole, dataset=self._drawn(whole.dataset))
 
     @cached_property
     def eval_data(self) -> TrainingData | None:
@@ -69,17 +75,16 @@ class Job:
             return None
         return self.load(replace(self.settings, dataset_split=self.settings.eval_split, sample_rows=None))
 
-    def load(self, settings: RecipeSettings, multiple_of: int = 1) -> TrainingData:
-        """The documents of other settings than the recipe's own, prepared as the recipe's are."""
-        max_length = None if self.args.packing else self.args.max_length
+    def load(self, settings: RecipeSettings, *, multiple_of: int = 1, rows: "Dataset | None" = None) -> TrainingData:
+        """The documents of other settings than the recipe's own, or of other rows, prepared as the recipe's are."""
         with self.args.main_process_first(desc="loading data"):
             data = load_training_data(
                 settings,
                 self.tokenizer,
-                max_length=max_length,
+                max_length=None if self.args.packing else self.args.max_length,
                 multiple_of=multiple_of,
                 num_proc=self.args.dataset_num_proc,
-                rows=self.stored_rows(settings),
+                rows=self.stored_rows(settings) if rows is None else rows,
             )
         void = {key: value for key, value in self.recipe.set_aside.items() if key in ORIGIN}
         return replace(data, manifest={**data.manifest, **({"set aside": void} if void else {})})
@@ -94,6 +99,11 @@ class Job:
         one_of("dataset_split", settings.dataset_split, ["train"])
         return demonstrations(Settings(seed=self.args.seed))
 
+    def _drawn(self, rows: "Dataset") -> "Dataset":
+        """A few rows more than asked for: some may have no label, or not be in the cache."""
+        n, seed = self.draw or (len(rows), 0)
+        return rows.shuffle(seed=seed).select(range(min(len(rows), n + n // 4 + 8)))
+
     @property
     def rows_per_step(self) -> int:
         """Rows to cut the data to a multiple of. Packing makes new rows of them, so there is nothing to cut before."""
@@ -103,6 +113,11 @@ class Job:
     def global_batch(self) -> int:
         """Sequences per optimiser step over all processes."""
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self.processes
+
+    @property
+    def cache_path(self) -> Path:
+        """Where the teacher's cache is, or will be."""
+        return Path(self.args.teacher_cache or Path(str(self.args.output_dir), "teacher_cache"))
 
     def trainer(self, **kwargs: Any) -> "TargetSFTTrainer":
         """The trainer; making it builds or completes the teacher's cache, on all processes."""
@@ -121,6 +136,20 @@ class Job:
             **kwargs,
         )
 
+    def sampled(self, n: int, seed: int) -> "Job":
+        """The job on a random draw of its rows.
+
+        A cache that is there is read, not added to. Without one the drawn rows go into a cache beside it, which the
+        next draw adds to: the run's own stays untouched until the run fills it.
+        """
+        args = copy(self.args)
+        if (self.cache_path / MANIFEST).is_file():
+            args.teacher_cache, args.teacher_model_name_or_path = str(self.cache_path), None
+            args.teacher_missing = "self"
+        else:
+            args.teacher_cache = f"{self.cache_path}-sample"
+        return replace(self, args=args, draw=(n, seed))
+
 
 def configure(recipe: Recipe, processes: int | None = None) -> Job:
     """The job a recipe describes, its global batch split over the processes of this launch.
@@ -133,16 +162,14 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
     from qsft.train.config import TargetSFTConfig
 
     settings, model, values = recipe.settings, ModelConfig(**recipe.part(ModelConfig)), recipe.part(TargetSFTConfig)
+    # Before anything is downloaded: a wrong target is refused now.
+    target = make_target(recipe.values.get("target", DEFAULT_TARGET), **recipe.values.get("target_kwargs") or {})
     if settings.dataset == DEMO and model.model_name_or_path is None:
         model.model_name_or_path, values["teacher_model_name_or_path"] = _demo_models(values.get("seed", 0))
     if model.model_name_or_path is None:
         raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
-    values.setdefault("output_dir", recipe.output_dir)
-    on_paper, processes = processes is not None, processes or launched_processes()
-    if settings.global_batch_size is not None:
-        wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)
-        batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
-        values |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    on_paper, processes = processes is not None, processes or world_size()
+    values |= {"output_dir": recipe.output_dir, **_batch(settings, values, processes)}
     try:
         args = TargetSFTConfig(**values | ({"use_cpu": True} if on_paper else {}))
     except ValueError as error:
@@ -152,24 +179,18 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
             "this recipe trains in bf16 on a GPU, and none was found. To try it on the CPU add "
             "--use_cpu true --bf16 false, with small models; `qsft plan` needs no GPU."
         ) from error
-    make_target(args.target, **(args.target_kwargs or {}))  # a wrong one is refused now, not after the download
     if not on_paper and args.world_size != processes:
         raise ValueError(
             f"the launcher promised {processes} processes, but {args.world_size} take part. With accelerate on the CPU "
             "use recipes/accelerate/cpu.yaml: `--cpu` and MULTI_CPU start one process only."
         )
     args.model_init_kwargs = _model_init_kwargs(model, args)
-    job = Job(recipe, settings, model, args, processes)
+    job = Job(recipe, settings, model, args, processes, target)
     if on_paper or settings.curate is None:
         return job
     from qsft.recipe.curate import curated_settings
 
     return replace(job, settings=curated_settings(job))
-
-
-def launched_processes() -> int:
-    """How many processes accelerate or torchrun started; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _demo_models(seed: int) -> tuple[str, str]:
@@ -189,3 +210,33 @@ def _model_init_kwargs(model: "ModelConfig", args: "TargetSFTConfig") -> dict[st
     }
     given: dict[str, Any] = args.model_init_kwargs or {}  # a str no more: TRL has parsed it
     return {**wanted, **given}
+
+
+def _batch(settings: RecipeSettings, values: dict[str, Any], processes: int) -> dict[str, int]:
+    if settings.global_batch_size is None:
+        return {}
+    wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)
+    batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
+    return {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+
+
+def split_batch(global_batch: int, per_device: int, processes: int) -> tuple[int, int]:
+    """(per-device batch, accumulation steps) whose product over all processes is the global batch.
+
+    The per-device batch is the largest divisor of one process's share that is at most the recipe's.
+    """
+    if global_batch < 1 or per_device < 1:
+        raise ValueError(f"global_batch_size={global_batch} and per_device_train_batch_size={per_device} must be ≥ 1.")
+    share, rest = divmod(global_batch, processes)
+    if rest:
+        working = ", ".join(map(str, divisors(global_batch)))
+        raise ValueError(
+            f"global_batch_size={global_batch} cannot be divided over {processes} processes. Process counts that work: "
+            f"{working}. Or set --global_batch_size to a multiple of {processes}."
+        )
+    batch = max(size for size in divisors(share) if size <= per_device)
+    return batch, share // batch
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

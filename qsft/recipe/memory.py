@@ -31,7 +31,6 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All parts together."""
         return sum(vars(self).values())
 
 

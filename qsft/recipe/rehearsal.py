@@ -30,7 +30,6 @@ class Allocations(TorchDispatchMode):
         self._bytes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and count the storages it made."""
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
@@ -69,12 +68,10 @@ class Parameter(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """How many numbers it holds."""
         return self.shape.numel()
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it holds."""
         return self.numel * self.dtype.itemsize
 
 
@@ -91,9 +88,7 @@ class Rehearsed:
 
 
 @contextmanager
-def fake_model(
-    config: PretrainedConfig, dtype: torch.dtype, adapter: "PeftConfig | None" = None
-) -> Iterator[nn.Module]:
+def fake_model(config: PretrainedConfig, dtype: torch.dtype, adapter: "PeftConfig | None") -> Iterator[nn.Module]:
     """A causal LM of that config, in training mode, whose tensors have shapes but no memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
@@ -170,7 +165,6 @@ def plain_head(causal: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def autocast(step: Step) -> Any:
-    """The autocast context of the step, if it has one."""
     return nullcontext() if step.autocast is None else torch.autocast("cpu", step.autocast)
 
 

@@ -1,4 +1,4 @@
-"""Stop well: on Ctrl-C or SIGTERM the step is finished, a checkpoint written, and all processes leave together."""
+"""On Ctrl-C or SIGTERM finish the step and write a checkpoint; all processes exit together."""
 
 import signal
 from types import FrameType
@@ -36,13 +36,12 @@ class StopOnSignal(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         """Ask Trainer to save and stop once any process was signalled: signals reach processes at different steps."""
-        if anywhere(self.asked, args.device) and state.global_step < state.max_steps:
+        if any_process(self.asked, args.device) and state.global_step < state.max_steps:
             self.stopped = control.should_save = control.should_training_stop = True
         return control
 
 
-def anywhere(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set in any process."""
+def any_process(flag: bool, device: torch.device) -> bool:
     if not torch.distributed.is_initialized():
         return flag
     seen = torch.tensor(int(flag), device=device)

@@ -11,7 +11,7 @@ import pytest
 import readme
 
 from qsft.cli import main
-from qsft.recipe.read import packaged_recipes, read_recipe
+from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.targets.zoo import make_target
 
 REPO = Path(__file__).parents[2]

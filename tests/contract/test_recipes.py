@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from qsft.recipe.read import LAUNCH_KEY, read_recipe
+from qsft.recipe.recipe_file import LAUNCH_KEY, read_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(RECIPES.glob("*.yaml"))

@@ -16,7 +16,7 @@ from qsft.demo.models import save as save_model
 from qsft.demo.prepare import demo_models
 from qsft.demo.settings import Settings
 from qsft.demo.world import LENGTH, PROMPT_LENGTH
-from qsft.recipe.read import read_recipe
+from qsft.recipe.recipe_file import read_recipe
 from qsft.targets.view import IGNORED
 from qsft.train.config import TargetSFTConfig
 

@@ -6,7 +6,6 @@ All of them read the recipe's one teacher cache. `sweep.json` says how far each 
 
 import inspect
 import itertools
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qsft.recipe.launcher import LAUNCHER_KEYS, run_child, split_words
-from qsft.recipe.read import read_recipe
-from qsft.recipe.settings import run_name
-from qsft.recipe.values import loose
+from qsft.files import make_directory, read_json, write_json
+from qsft.recipe.keys import read_word
+from qsft.recipe.recipe_file import read_recipe, run_name
+from qsft.recipe.relaunch import LAUNCHER_KEYS, run_child, split_words
 from qsft.targets.checks import did_you_mean
 from qsft.targets.zoo import TARGETS, make_target
 
@@ -33,7 +32,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's directory."""
         return run_name(self.target, self.hparams)
 
     @property
@@ -65,7 +63,7 @@ def _axis(word: str) -> tuple[str, list[Any]]:
     name, equals, values = word.partition("=")
     if not equals or not values:
         raise ValueError(f"--grid {word!r} is not `name=value,value`, such as target=sft,dft or eta=0.2,0.5.")
-    return name, [loose(value) for value in values.split(",")]
+    return name, [read_word(value) for value in values.split(",")]
 
 
 def _points(target: str, axes: dict[str, list[Any]]) -> Iterator[Run]:
@@ -107,21 +105,20 @@ class Sweep:
         return {"train": [self.recipe, *own], "eval": words}
 
     def plan(self) -> str:
-        """The runs and what is left to do for each; runs that were begun with other words are refused."""
+        """The runs and what is left to do for each; runs that were started with different arguments are refused."""
         lines = [f"{len(self.runs)} runs of {self.recipe} in {self.directory}, one teacher cache:"]
         for run in self.runs:
-            self._refuse_other_words(run)
+            self._refuse_different_words(run)
             left = [step for step in ("train", "eval") if step not in self.done(run)]
             lines.append(f"  {run.name:32} {' then '.join(left) or 'done'}")
         return "\n".join(lines)
 
     def state(self) -> dict[str, dict[str, list[str]]]:
-        """Of each run that was begun: the words of its training and evaluation, and the steps that are done."""
+        """Of each run that was started: the words of its training and evaluation, and the steps that are done."""
         file = self.directory / "sweep.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return read_json(file, "Delete it: finished runs are trained and evaluated again.") if file.exists() else {}
 
     def done(self, run: Run) -> list[str]:
-        """The finished steps of a run."""
         return self.state().get(run.name, {}).get("done", [])
 
     def execute(self) -> Path:
@@ -142,14 +139,14 @@ class Sweep:
         print(f"\n{comparison}\n{page}")
         return page
 
-    def _refuse_other_words(self, run: Run) -> None:
-        begun, done = self.state().get(run.name, {}), self.done(run)
+    def _refuse_different_words(self, run: Run) -> None:
+        started, done = self.state().get(run.name, {}), self.done(run)
         kept = {"train": "train" in done or any(self._checkpoints(run)), "eval": "eval" in done}
         for step, words in self.words(run).items():
-            if kept[step] and begun.get(step) != words:
+            if kept[step] and started.get(step) != words:
                 raise ValueError(
-                    f"the {step} step of {run.name} in {self.directory} was begun with other words: "
-                    f"`{shlex.join(begun.get(step, ['unknown']))}` there, `{shlex.join(words)}` now. "
+                    f"the {step} step of {run.name} in {self.directory} was started with different arguments: "
+                    f"`{shlex.join(started.get(step, ['unknown']))}` there, `{shlex.join(words)}` now. "
                     f"Give another --directory, or delete {self.directory / run.name} and its entry in sweep.json."
                 )
 
@@ -157,7 +154,7 @@ class Sweep:
         return (self.directory / run.name).glob("checkpoint-*")
 
     def _start(self, run: Run, step: str, command: list[str]) -> None:
-        """Run one step and write down that it is finished; a training that a signal stopped leaves with 0 too."""
+        """Run one step and write down that it is finished; a training that a signal stopped exits with 0 too."""
         trained = self.directory / run.name / TRAINED
         if step == "train":
             trained.unlink(missing_ok=True)  # of a run that was here before
@@ -168,14 +165,11 @@ class Sweep:
         elif not signalled:
             raise ValueError(
                 f"the sweep stopped: {step} of {run.name} {'failed' if code else 'was stopped'} (its message stands "
-                "above). What is finished is kept; the same command continues."
+                "above). What is finished is kept; rerun the command to continue."
             )
         if signalled:
             raise KeyboardInterrupt  # the command says that it can be repeated
 
     def _record(self, run: Run, done: list[str]) -> None:
-        state = {**self.state(), run.name: {**self.words(run), "done": done}}
-        temporary = self.directory / "sweep.json.tmp"
-        self.directory.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(state, indent=1), encoding="utf-8")
-        temporary.replace(self.directory / "sweep.json")
+        make_directory(self.directory, "the sweep's directory")
+        write_json(self.directory / "sweep.json", {**self.state(), run.name: {**self.words(run), "done": done}})

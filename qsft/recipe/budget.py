@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qsft.data.sources import SOURCES
-from qsft.recipe.describe import optimiser_steps
+from qsft.recipe.dry_run import optimiser_steps
 from qsft.recipe.job import Job, configure
 from qsft.recipe.memory import STRATEGIES, Memory, head_bytes
-from qsft.recipe.read import Recipe
+from qsft.recipe.recipe_file import Recipe
 from qsft.recipe.rehearsal import Parameter, Rehearsed, Step, rehearse
 from qsft.targets.view import IGNORED
+from qsft.teacher.encoding import row_bytes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -81,10 +82,7 @@ def survey(job: Job) -> Corpus:
 
 def cache_bytes(job: Job, config: "PretrainedConfig", corpus: Corpus) -> int | None:
     """Size of the teacher's cache on disk; 0 when the target reads none, None when the label tokens are unknown."""
-    from qsft.targets.zoo import make_target
-
-    target = make_target(job.args.target, **(job.args.target_kwargs or {}))
-    if "teacher" not in target.needs or job.args.teacher_live:
+    if "teacher" not in job.target.needs or job.args.teacher_live:
         return 0
     if corpus.label_tokens is None:
         return None
@@ -92,9 +90,6 @@ def cache_bytes(job: Job, config: "PretrainedConfig", corpus: Corpus) -> int | N
 
 
 def cache_row_bytes(job: Job, config: "PretrainedConfig") -> float:
-    """Bytes of the teacher's cache per label token."""
-    from qsft.teacher.encoding import row_bytes
-
     return row_bytes(job.args.teacher_cache_encoding, job.args.teacher_top_k, config.get_text_config().vocab_size)
 
 
@@ -125,7 +120,6 @@ def _filled(name: str, model: Rehearsed, gpus: int, mixed: torch.dtype | None, j
 
 
 def lines(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """The plan's numbers with their names."""
     corpus, args = plan.corpus, plan.job.args
     yield "documents", f"{corpus.documents:,}" + (f" ({corpus.note})" if corpus.note else "")
     if corpus.label_tokens is not None:
@@ -135,13 +129,9 @@ def lines(plan: Plan) -> Iterator[tuple[str, Any]]:
         form = f"top {args.teacher_top_k}, {args.teacher_cache_encoding}"
         yield "teacher cache", f"{unknown if plan.cache_bytes is None else size(plan.cache_bytes)} ({form})"
     yield "optimiser steps", f"{plan.steps}"
-    yield (
-        "batch",
-        (
-            f"{args.per_device_train_batch_size} per GPU × {args.gradient_accumulation_steps} accumulation × "
-            f"{plan.job.processes} GPUs, rows of at most {corpus.longest} tokens"
-        ),
-    )
+    per_gpu, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    product = f"{per_gpu} per GPU × {accumulation} accumulation × {plan.job.processes} GPUs"
+    yield "batch", f"{product}, rows of at most {corpus.longest} tokens"
     yield "full logits", f"would have taken {size(plan.full_logits)} instead of the head tile below"
 
 

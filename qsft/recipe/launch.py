@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsft.processes import exit_process, process_group
-from qsft.recipe.read import Recipe, read_recipe
+from qsft.processes import exit_process, process_group, world_size
+from qsft.recipe.recipe_file import Recipe, read_recipe
 
 if TYPE_CHECKING:
     from qsft.recipe.job import Job
     from qsft.teacher.cache import TeacherCache
-    from qsft.train.trainer import TargetSFTTrainer
 
 
 def launch(file: str) -> None:
@@ -30,22 +29,21 @@ def launch(file: str) -> None:
 
 def train(recipe: Recipe) -> int:
     """Train a recipe to its end, or describe it with `dry_run`; the exit code."""
-    from qsft.recipe.job import configure, launched_processes
+    from qsft.recipe.job import configure
 
     if recipe.settings.dry_run:
-        from qsft.recipe.describe import dry_run
+        from qsft.recipe.dry_run import dry_run
 
-        dry_run(configure(recipe, launched_processes()))
+        dry_run(configure(recipe, world_size()))
         return 0
     with process_group():
-        job = configure(recipe)
-        run(job)
+        run(configure(recipe))
     return 0
 
 
 def run(job: "Job") -> None:
     """Load the data, complete the cache, train, save; or stop at a signal with a checkpoint to resume from."""
-    from qsft.recipe.describe import next_steps, resume_command
+    from qsft.recipe.dry_run import next_steps, resume_command
     from qsft.recipe.stop import StopOnSignal
 
     if job.args.should_save:
@@ -60,7 +58,8 @@ def run(job: "Job") -> None:
         trainer.save_model(job.args.output_dir)
         trainer.save_state()  # the logged metrics: `qsft explore run` reads them
         trainer.accelerator.print(next_steps(job))
-    _end(trainer)
+    trainer.accelerator.wait_for_everyone()
+    trainer.end()
 
 
 def build_recipe_cache(recipe: Recipe) -> "TeacherCache":
@@ -77,11 +76,6 @@ def build_recipe_cache(recipe: Recipe) -> "TeacherCache":
             )
         trainer.accelerator.wait_for_everyone()
         return trainer.cache
-
-
-def _end(trainer: "TargetSFTTrainer") -> None:
-    trainer.accelerator.wait_for_everyone()
-    trainer.end()
 
 
 def _checkpoint(job: "Job") -> str | None:

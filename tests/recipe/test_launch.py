@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from qsft.cli import main
-from qsft.recipe.read import packaged_recipes, read_recipe
-from qsft.recipe.run import build_recipe_cache, train
-from qsft.recipe.settings import keys
+from qsft.recipe.keys import keys
+from qsft.recipe.launch import build_recipe_cache, train
+from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.teacher.cache import TeacherCache
 
 REPO = Path(__file__).parents[2]
@@ -42,7 +42,9 @@ def test_dry_run_of_every_recipe(recipe, tiny_run, capsys):
     assert not Path(words[words.index("--output_dir") + 1]).exists()
 
 
-@pytest.mark.parametrize("recipe", ["numina_qwen_math_1p5b", "m23k_llama_3b"])
+@pytest.mark.parametrize(
+    "recipe", ["numina_qwen_math_1p5b", pytest.param("m23k_llama_3b", marks=pytest.mark.slow)], ids=str
+)
 def test_accelerate_launch_literally_to_the_end(recipe, tiny_run):
     tiny = tiny_run(recipe.split("_")[0])
     done = run([*ACCELERATE, REPO / "recipes" / f"{recipe}.yaml", *tiny.words], tiny.folder)
@@ -128,7 +130,7 @@ def test_every_key_has_help(capsys):
     assert main(["train", "--keys"]) == 0
     printed = capsys.readouterr().out
     for name, key in keys().items():
-        assert f"--{name}  (" in printed
+        assert f"--{key.dest}  (default: " in printed
         assert key.help, name
 
 
@@ -253,7 +255,7 @@ def test_a_gpu_recipe_on_a_cpu_says_what_to_add():
     import torch
 
     from qsft.recipe.job import configure
-    from qsft.recipe.read import read_recipe
+    from qsft.recipe.recipe_file import read_recipe
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")

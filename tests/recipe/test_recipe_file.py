@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qsft.recipe.job import configure
-from qsft.recipe.launcher import accelerate_command, split_words
-from qsft.recipe.read import DEFAULT_TARGET, find_recipe, packaged_recipes, read_recipe
-from qsft.recipe.settings import divisors, split_batch
+from qsft.recipe.job import configure, divisors, split_batch
+from qsft.recipe.recipe_file import DEFAULT_TARGET, find_recipe, packaged_recipes, read_recipe
+from qsft.recipe.relaunch import accelerate_command, split_words
 
 
 @pytest.fixture
@@ -40,6 +39,25 @@ def test_the_last_line_is_python_and_not_a_key(recipe_file):
     assert read_recipe(path).values == {"seed": 1}
 
 
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("learning_rate: 5e-5", {"learning_rate": 5e-5}),  # text in YAML 1.1, a number in Python
+        ("teacher_cache: None", {"teacher_cache": None}),
+        ("bf16: 1", {"bf16": True}),
+        ("report_to: none", {"report_to": "none"}),
+        ('report_to: ["tensorboard", "wandb"]', {"report_to": ["tensorboard", "wandb"]}),
+        ("lora_target_modules: [q_proj]", {"lora_target_modules": ["q_proj"]}),
+        ("save_steps: 0.5", {"save_steps": 0.5}),
+        ('output_dir: "--odd"', {"output_dir": "--odd"}),
+        ("pad_to_multiple_of: 8", {"pad_to_multiple_of": 8}),
+        ("fsdp_config: fsdp.json", {"fsdp_config": "fsdp.json"}),
+    ],
+)
+def test_a_value_is_read_as_its_field_declares(line, value, recipe_file):
+    assert read_recipe(recipe_file(line)).values == value
+
+
 def test_nested_files_are_flattened(recipe_file):
     path = recipe_file("model:\n  dtype: bfloat16\ntraining:\n  optimiser:\n    learning_rate: 0.1\n  max_steps: 3\n")
     assert read_recipe(path).values == {"dtype": "bfloat16", "learning_rate": 0.1, "max_steps": 3}
@@ -48,17 +66,16 @@ def test_nested_files_are_flattened(recipe_file):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("learning_rate: 5e-5", r"mine.yaml:2: learning_rate: '5e-5' is text in YAML 1.1. Write 5.0e-05, without"),
-        ("teacher_cache: None", r"mine.yaml:2: teacher_cache: 'None' is text in YAML. Leave the key out"),
-        ("max_length: 3072.5", r"mine.yaml:2: max_length: 3072.5 is a float, but int or null is needed"),
-        ("bf16: 1", r"mine.yaml:2: bf16: 1 is an int, but bool or null is needed"),
-        ("seed: True", r"mine.yaml:2: seed: True is a bool, but int is needed"),
-        ("lora_target_modules: [1, 2]", r"mine.yaml:2: lora_target_modules"),
+        ("max_length: 3072.5", r"mine.yaml:2: max_length: invalid int value: '3072.5'. `qsft train --keys` explains"),
+        ("bf16: 2", r"mine.yaml:2: bf16: Truthy value expected: got 2"),
+        ("seed: True", r"mine.yaml:2: seed: invalid int value: 'True'"),
+        ("curate: 3", r"mine.yaml:2: curate: '3' is not a JSON object"),
         ("learnig_rate: 0.1", r"mine.yaml:2: 'learnig_rate' is not a key. Did you mean 'learning_rate'"),
-        ("dtype: 'float8'", r"mine.yaml:2: dtype: 'float8' is not one of auto, bfloat16"),
+        ("dtype: 'float8'", r"mine.yaml:2: dtype: invalid choice: 'float8' \(choose from 'auto', 'bfloat16'"),
         ("# x\noutput_dir: a\noutput_dir: b", r"mine.yaml:4: output_dir is already set at .*mine.yaml:3"),
-        ("warmup_steps: (1, 2)", r"mine.yaml:2: warmup_steps: '\(1, 2\)' is text, but float is needed"),
-        ("seed:", r"mine.yaml:2: seed: None is empty, but int is needed"),
+        ("warmup_steps: (1, 2)", r"mine.yaml:2: warmup_steps: invalid float value: '\(1, 2\)'"),
+        ("seed:", r"mine.yaml:2: seed: null is not possible here: leave the key out"),
+        ("dataset_split: None", r"mine.yaml:2: dataset_split: null is not possible here"),
         ("a: [1", r"mine.yaml:.*not YAML"),
     ],
 )
@@ -81,6 +98,11 @@ def test_errors_name_file_and_line(line, message, recipe_file):
         (["--target_kwargs.eta", "0.2"], {"target_kwargs": {"eta": 0.2, "tail": "drop"}}),
         (["--target_kwargs.tail", "ghost"], {"target_kwargs": {"eta": 0.5, "tail": "ghost"}}),
         (["--lora_target_modules", "q_proj", "v_proj"], {"lora_target_modules": ["q_proj", "v_proj"]}),
+        (["--lora_target_modules", '["q_proj"]'], {"lora_target_modules": ["q_proj"]}),
+        (["--lora_target_modules", "null"], {"lora_target_modules": None}),
+        (["--report_to", "tensorboard", "wandb"], {"report_to": ["tensorboard", "wandb"]}),
+        (["--no_gradient_checkpointing"], {"gradient_checkpointing": False}),
+        (["--bf16"], {"bf16": True}),
         (["--dataset_name", "some/set"], {"dataset": "some/set"}),
         (["--output_dir", "1"], {"output_dir": "1"}),
         (["--save_steps", "0.5"], {"save_steps": 0.5}),
@@ -126,10 +148,11 @@ def test_another_data_set_starts_from_its_own_defaults(recipe_file):
     ("words", "message"),
     [
         (["--lerning_rate", "1"], "--lerning_rate: 'lerning_rate' is not a key. Did you mean 'learning_rate'"),
-        (["--max_length", "long"], "--max_length: 'long' was given, but int or null is needed"),
+        (["--max_length", "long"], "--max_length: invalid int value: 'long'"),
         (["--seed", "1", "2"], "--seed: takes one value"),
-        (["--seed"], "--seed: needs a value"),
-        (["--prompt", "poem"], "--prompt: 'poem' is not one of question, boxed"),
+        (["--seed"], "--seed: expected one argument"),
+        (["--prompt", "poem"], "--prompt: invalid choice: 'poem' \\(choose from 'question', 'boxed'"),
+        (["--target_kwargs.eta", "1", "--target_kwargs", "half"], "--target_kwargs: 'half' is not a dict"),
         (["--num_processes", "4"], "an option of the launcher, .* --accelerate_config ddp"),
         (["oops", "--seed", "1"], "'oops' is not an option"),
     ],
@@ -148,21 +171,14 @@ def test_packaged_recipes_are_found_by_name():
 
 @given(global_batch=st.integers(1, 512), per_device=st.integers(1, 64), processes=st.integers(1, 64))
 def test_split_batch_multiplies_to_the_global_batch_or_names_counts_that_work(global_batch, per_device, processes):
-    try:
-        batch, accumulation = split_batch(global_batch, per_device, processes)
-    except ValueError as error:
-        named = str(error).rsplit(": ", 1)[1].split(". ")[0].rstrip(".")
-        counts = [int(count) for count in named.split(", ")]
-        assert counts
-        assert processes not in counts
-        if "Process counts" in str(error):
-            assert counts == divisors(global_batch)
-        else:
-            for count in counts:
-                split_batch(global_batch, per_device, count)
+    if global_batch % processes:
+        with pytest.raises(ValueError, match=f"work: {', '.join(map(str, divisors(global_batch)))}\\."):
+            split_batch(global_batch, per_device, processes)
     else:
+        batch, accumulation = split_batch(global_batch, per_device, processes)
         assert batch * accumulation * processes == global_batch
-        assert batch == min(per_device, global_batch // processes)
+        assert batch <= per_device
+        assert not any(n > batch for n in divisors(global_batch // processes) if n <= per_device)
 
 
 def test_accelerate_config_becomes_an_accelerate_command():
@@ -200,6 +216,43 @@ def test_the_default_target_is_the_trainers():
     from qsft.train.config import TargetSFTConfig
 
     assert TargetSFTConfig.target == DEFAULT_TARGET
+
+
+NESTED = "a: " + "[" * 3000 + "]" * 3000
+BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NESTED, "mine.yaml: nested too deeply"),
+        (BOMB, r"mine.yaml:\d+: more than 10,000 values with the aliases"),
+        ("target_kwargs: &a {eta: *a}", "mine.yaml:1: more than 10,000 values"),
+        ("section: &a {section: *a}", "mine.yaml:1: more than 10,000 values"),
+        (
+            "seed: !!python/object/apply:os.system ['exit 7']",
+            "mine.yaml:1: not YAML: could not determine a constructor",
+        ),
+        ("seed: !!python/name:os.system", "mine.yaml:1: not YAML: could not determine a constructor"),
+        ("? {a: 1}\n: 2", "mine.yaml:1: .* is not a key"),
+        ("- seed", "a recipe is a list of `key: value` lines"),
+        ("", "a recipe is a list of `key: value` lines"),
+        ("seed: 1\n---\nseed: 2", "mine.yaml:2: not YAML"),
+        ("\x00", "mine.yaml.*not YAML"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_hostile_files_are_named_and_nothing_runs(text, message, recipe_file):
+    with pytest.raises(ValueError, match=message):
+        read_recipe(recipe_file(text))
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "mine.yaml").write_bytes("seed: 1 # é".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"mine.yaml: not a text file in UTF-8"):
+        read_recipe(tmp_path / "mine.yaml")
 
 
 def test_json_written_by_a_program_is_a_recipe_too(recipe_file):

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from qsft.cli import main
+from qsft.recipe.budget import make_plan
 from qsft.recipe.memory import STRATEGIES
-from qsft.recipe.plan import make_plan
-from qsft.recipe.read import read_recipe
+from qsft.recipe.recipe_file import read_recipe
 from qsft.teacher.encoding import row_bytes
 
 

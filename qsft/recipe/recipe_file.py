@@ -4,6 +4,7 @@ Every value is checked against the field it is meant for before anything is load
 `--key value` on the command line replaces a value; `--target_kwargs.eta 0.2` replaces one entry of a dict.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
@@ -12,13 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from qsft.recipe.launcher import LAUNCHER_KEYS
-from qsft.recipe.settings import ALIASES, ORIGIN, RecipeSettings, keys, run_name
-from qsft.recipe.values import complaint, fits, loose, parse_words
+from qsft.recipe.keys import ALIASES, ORIGIN, RecipeSettings, keys, parse_value, read_word
+from qsft.recipe.relaunch import LAUNCHER_KEYS
 from qsft.targets.checks import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
 DEFAULT_TARGET = "target"  # TargetSFTConfig's
+MOST_VALUES = 10_000  # of a file with its aliases written out
 Owner = TypeVar("Owner")
 
 
@@ -29,6 +30,7 @@ class Recipe:
     name: str
     path: Path | None
     values: Mapping[str, Any]
+    output_dir: str  # unless it is set: runs/NAME-TARGET and the hyper-parameters given on the command line
     overrides: tuple[str, ...] = ()
     set_aside: Mapping[str, Any] = field(default_factory=dict)  # values of the file that the overrides made void
 
@@ -41,42 +43,40 @@ class Recipe:
         """The settings that neither the model nor the trainer knows."""
         return RecipeSettings(**self.part(RecipeSettings))
 
-    @property
-    def output_dir(self) -> str:
-        """Where a run goes that says nothing else: apart from those with other words for the target."""
-        hparams: dict[str, Any] = {}
-        for key, value, _ in read_overrides(self.overrides):
-            name, _, inner = key.partition(".")
-            if name == "target_kwargs":
-                hparams |= {inner: value} if inner else value or {}
-        return f"runs/{self.name}-{run_name(self.values.get('target', DEFAULT_TARGET), hparams)}"
-
 
 class Entry(NamedTuple):
-    """One `key: value` and where it stands."""
+    """One value and where it stands: file:line or the option itself."""
 
     key: str
     value: Any
-    place: str  # file:line, or the option itself
-
-    @property
-    def name(self) -> str:
-        """How an error calls it."""
-        return self.place if self.place.startswith("--") else f"{self.place}: {self.key}"
+    place: str
 
 
 def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, or the packaged one of that name, with `--key value` words applied."""
     path = find_recipe(path_or_name) if path_or_name is not None else None
-    entries = [] if path is None else read_entries(path)
-    values = {entry.key: entry.value for entry in entries}
+    values = {} if path is None else {entry.key: entry.value for entry in read_entries(path)}
     given = list(read_overrides(overrides))
     set_aside = {key: values.pop(key) for key in _void(values, given)}
+    hparams: dict[str, Any] = {}
     for key, value, place in given:
         key, _, inner = key.partition(".")
         values[key] = {**_as_dict(values.get(key), place), inner: value} if inner else value
+        if key == "target_kwargs":
+            hparams |= {inner: value} if inner else _as_dict(value, place)
     values |= _own_protocol(values, given)
-    return Recipe(path.stem if path else "run", path, values, tuple(overrides), set_aside)
+    name = path.stem if path else "run"
+    output_dir = values.get("output_dir") or f"runs/{name}-{run_name(values.get('target', DEFAULT_TARGET), hparams)}"
+    return Recipe(name, path, values, output_dir, tuple(overrides), set_aside)
+
+
+def run_name(target: str, hparams: Mapping[str, Any]) -> str:
+    """What a run's directory is called: the target and what is special about it.
+
+    >>> run_name("target", {"eta": 0.2})
+    'target-eta0.2'
+    """
+    return "-".join([target, *(f"{key}{value}" for key, value in hparams.items())])
 
 
 def _void(values: Mapping[str, Any], given: Sequence[Entry]) -> list[str]:
@@ -114,26 +114,51 @@ def packaged_recipes(folder: str = ".") -> list[Path]:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """The checked `key: value` pairs of a file; sections of a nested file are flattened."""
+    """The checked values of a file; sections of a nested file are flattened."""
+    entries: dict[str, Entry] = {}
+    for key, value, place in _yaml_entries(path):
+        if key in entries:
+            raise ValueError(f"{place}: {key} is already set at {entries[key].place}.")
+        words = [json.dumps(value, default=str) if isinstance(value, dict | list | None) else str(value)]
+        entries[key] = _parsed(key, words, place, f"{place}: {key}")
+    return list(entries.values())
+
+
+def _yaml_entries(path: Path) -> list[Entry]:
+    """What YAML makes of a file, or an error that names the line; no tag of it ever runs code."""
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode):
+            raise ValueError(f"{path}: a recipe is a list of `key: value` lines, but this file is not.")
+        _refuse_endless(root, path)
+        return list(_flatten(loader, root, path))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise ValueError(f"{path}{f':{mark.line + 1}' if mark else ''}: not YAML: {_first_line(error)}") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise ValueError(f"{path}: a recipe is a list of `key: value` lines, but this file is not.")
-    entries: dict[str, Entry] = {}
-    for entry in _flatten(loader, root, path):
-        if entry.key in entries:
-            raise ValueError(f"{entry.name} is already set at {entries[entry.key].place}.")
-        entries[entry.key] = _checked(entry)
-    return list(entries.values())
+        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise ValueError(f"{path}{f':{mark.line + 1}' if mark else ''}: not YAML: {problem}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text file in UTF-8 ({error}). Save it as UTF-8.") from error
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply. A recipe is a list of `key: value` lines.") from None
+
+
+def _refuse_endless(root: yaml.Node, path: Path) -> None:
+    """Aliases can make a small file refer to itself, or stand for billions of values."""
+    waiting, count = [root], 0
+    while waiting:
+        node, count = waiting.pop(), count + 1
+        if count > MOST_VALUES:
+            raise ValueError(
+                f"{path}:{node.start_mark.line + 1}: more than {MOST_VALUES:,} values with the aliases (*name) written "
+                "out; one may refer to itself. Write the values themselves."
+            )
+        if isinstance(node, yaml.CollectionNode):
+            waiting += [n for item in node.value for n in (item if isinstance(item, tuple) else (item,))]
 
 
 def _flatten(loader: yaml.SafeLoader, node: yaml.MappingNode, path: Path) -> Iterator[Entry]:
     for key_node, value_node in node.value:
-        place = f"{path}:{key_node.start_mark.line + 1}"
         key = str(loader.construct_object(key_node, deep=True))
         if key == LAUNCH_KEY:
             continue
@@ -141,41 +166,23 @@ def _flatten(loader: yaml.SafeLoader, node: yaml.MappingNode, path: Path) -> Ite
         if key not in keys() and isinstance(value_node, yaml.MappingNode):  # a section, as in a nested file
             yield from _flatten(loader, value_node, path)
         else:
+            place = f"{path}:{key_node.start_mark.line + 1}"
             yield Entry(key, loader.construct_object(value_node, deep=True), place)
-
-
-def _checked(entry: Entry) -> Entry:
-    key = _known(entry.key, entry.place)
-    if entry.value == "None" or not fits(entry.value, key.hint):
-        raise ValueError(f"{entry.name}: {complaint(entry.value, key.hint)}")
-    return _chosen(entry)
-
-
-def _chosen(entry: Entry) -> Entry:
-    choices = keys()[entry.key].choices
-    if choices and entry.value is not None and entry.value not in choices:
-        raise ValueError(f"{entry.name}: {entry.value!r} is not one of {', '.join(map(str, choices))}.")
-    return entry
 
 
 def read_overrides(words: Sequence[str]) -> Iterator[Entry]:
     """The `--key value`, `--key=value` and `--flag` words of a command line as checked entries."""
     for key, values in _grouped(words):
-        place = f"--{key}"
         name, _, inner = key.partition(".")
         name = ALIASES.get(name, name)
-        hint = _known(name, place).hint
         if inner:
-            yield Entry(f"{name}.{inner}", loose(" ".join(values)), place)
-            continue
-        try:
-            value = parse_words(values, hint)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
-        yield _chosen(Entry(name, value, place))
+            _refuse_unknown(name, f"--{key}")
+            yield Entry(f"{name}.{inner}", read_word(" ".join(values)), f"--{key}")
+        else:
+            yield _parsed(name, values, f"--{key}", f"--{key}")
 
 
-def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def _grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     groups: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--"):
@@ -185,10 +192,18 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             groups[-1][1].append(word)
         else:
             raise ValueError(f"{word!r} is not an option. Overrides are written `--key value`.")
-    return iter(groups)
+    return groups
 
 
-def _known(name: str, place: str) -> Any:
+def _parsed(key: str, words: Sequence[str], place: str, name: str) -> Entry:
+    _refuse_unknown(key, place)
+    try:
+        return Entry(keys()[key].dest, parse_value(key, words), place)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _refuse_unknown(name: str, place: str) -> None:
     if name in LAUNCHER_KEYS:
         raise ValueError(
             f"{place}: {name!r} is an option of the launcher, not a key of a recipe. Give it to `qsft train` together "
@@ -196,14 +211,9 @@ def _known(name: str, place: str) -> Any:
         )
     if name not in keys():
         raise ValueError(f"{place}: {name!r} is not a key.{did_you_mean(name, keys())} `qsft train --keys` lists all.")
-    return keys()[name]
 
 
 def _as_dict(value: Any, place: str) -> dict[str, Any]:
     if value is None or isinstance(value, dict):
         return value or {}
     raise ValueError(f"{place}: {value!r} is not a dict, so it has no entries to replace.")
-
-
-def _first_line(error: Exception) -> str:
-    return str(getattr(error, "problem", None) or error).splitlines()[0]

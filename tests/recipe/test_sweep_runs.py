@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from qsft.cli import main
-from qsft.recipe.sweep import Run, Sweep, expand_grid
+from qsft.recipe.sweep_runs import Run, Sweep, expand_grid
 
 
 def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
@@ -79,11 +79,11 @@ def test_two_runs_are_trained_evaluated_and_compared_and_a_second_call_does_noth
     assert main([*words, "--num_processes", "1", "--dry_run"]) == 0  # where it runs is no other setting
     assert main([*words, "--learning_rate", "1e-3"]) == 2
     said = capfd.readouterr().err
-    assert "the train step of sft in sweep was begun with other words" in said
+    assert "the train step of sft in sweep was started with different arguments" in said
     assert "--learning_rate 1e-3` now" in said
     words[words.index("--eval") + 1] += " --limit 1"
     assert main(words) == 2
-    assert "the eval step of sft in sweep was begun with other words" in capfd.readouterr().err
+    assert "the eval step of sft in sweep was started with different arguments" in capfd.readouterr().err
 
 
 def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, tiny_files, monkeypatch, capfd):
@@ -94,7 +94,7 @@ def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, tiny_
     assert main([*words, "--model_name_or_path", "other", "--dry_run"]) == 0  # nothing is kept that would not fit
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=str)
 def test_a_signal_waits_for_the_checkpoint_and_the_run_is_not_called_trained(number, tmp_path, tiny_files):
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--directory", "sweep", *local_words(tiny_files)]
     words += ["--num_train_epochs", "500", "--save_strategy", "no"]

@@ -5,10 +5,10 @@ import os
 import shlex
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsft.recipe.launcher import split_words
+from qsft.recipe.relaunch import split_words
+from qsft.targets.view import IGNORED
 
 if TYPE_CHECKING:
     from qsft.recipe.job import Job
@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
 def dry_run(job: "Job") -> None:
     """Print the resolved configuration, the data, the steps and the state of the cache, in the order they are known."""
-    for title, lines in (
-        ("configuration", configuration(job)),
-        ("data", data(job)),
-        ("steps", steps(job)),
-        ("teacher", teacher(job)),
-    ):
-        print(f"\n{title}", flush=True)
-        for name, value in lines:
+    for part in (configuration, data, steps, teacher):
+        print(f"\n{part.__name__}", flush=True)
+        for name, value in part(job):
             print(f"  {name:<30} {value}", flush=True)
     print("\nNothing was trained: leave --dry_run out to start.")
 
@@ -42,8 +37,6 @@ def configuration(job: "Job") -> Iterator[tuple[str, Any]]:
 
 def data(job: "Job") -> Iterator[tuple[str, Any]]:
     """Where the rows come from, how many there are at each stage, and the first one as text."""
-    from qsft.targets.view import IGNORED
-
     manifest = job.data.manifest
     yield "from", manifest["from"]
     for key, value in manifest.get("set aside", {}).items():
@@ -52,21 +45,16 @@ def data(job: "Job") -> Iterator[tuple[str, Any]]:
         yield f"rows {stage}", f"{count:,}"
     if "input_ids" in job.data.dataset.column_names:
         row = job.data.dataset[0]
-        first = row["labels"].index(next(label for label in row["labels"] if label != IGNORED))
+        first = next(at for at, label in enumerate(row["labels"]) if label != IGNORED)
         yield "first prompt", repr(job.tokenizer.decode(row["input_ids"][:first]))
         yield "first response", repr(job.tokenizer.decode(row["input_ids"][first:]))
 
 
 def steps(job: "Job") -> Iterator[tuple[str, Any]]:
     """How many optimiser steps the run will take, and of what."""
-    args = job.args
-    yield (
-        "global batch",
-        (
-            f"{job.global_batch} = {args.per_device_train_batch_size} per device × "
-            f"{args.gradient_accumulation_steps} accumulation × {job.processes} processes"
-        ),
-    )
+    per_device, accumulation = job.args.per_device_train_batch_size, job.args.gradient_accumulation_steps
+    product = f"{per_device} per device × {accumulation} accumulation × {job.processes} processes"
+    yield "global batch", f"{job.global_batch} = {product}"
     yield "optimiser steps", optimiser_steps(job, len(job.data.dataset))
 
 
@@ -81,25 +69,19 @@ def optimiser_steps(job: "Job", rows: int) -> int | str:
 
 def teacher(job: "Job") -> Iterator[tuple[str, Any]]:
     """The target, and how much of what it reads is cached already."""
-    from qsft.targets.zoo import make_target
-
-    target = make_target(job.args.target, **(job.args.target_kwargs or {}))
-    yield "target", target
-    if "teacher" not in target.needs:
+    yield "target", job.target
+    if "teacher" not in job.target.needs:
         yield "teacher", "not read by this target"
         return
     yield "teacher", job.args.teacher_model_name_or_path
-    if job.args.teacher_live:
-        yield "cache", "none: the teacher runs in every step"
-    else:
-        yield "cache", cache_state(job)
+    yield "cache", "none: the teacher runs in every step" if job.args.teacher_live else cache_state(job)
 
 
 def cache_state(job: "Job") -> str:
     """How many of the run's documents the cache holds."""
     from qsft.teacher.cache import TeacherCache
 
-    path = Path(job.args.teacher_cache or Path(job.args.output_dir, "teacher_cache"))
+    path = job.cache_path
     if not (path / "manifest.json").exists():
         return f"{path}: missing; the first run builds it"
     if job.args.packing or "input_ids" not in job.data.dataset.column_names:

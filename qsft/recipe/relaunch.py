@@ -1,8 +1,8 @@
 """`qsft train … --accelerate_config NAME`: accelerate's launcher as a child that signals do not break.
 
-torch's launcher answers a signal with a traceback and exit code 1, and kills its processes after 30 s, however well
+torch's launcher answers a signal with a traceback and exit code 1, and kills its processes after 30 s, however cleanly
 they end. So it runs in a process group of its own, out of reach of Ctrl-C, and signals go to the training processes
-alone: they write a checkpoint and leave with 0, and so does the launcher.
+alone: they write a checkpoint and exit with 0, and so does the launcher.
 """
 
 import os
@@ -18,13 +18,15 @@ from typing import NamedTuple
 
 import psutil
 
+from qsft.processes import launched
+
 # The processes that a signal is meant for, given the child.
 Receivers = Callable[[psutil.Process], list[psutil.Process]]
 
 
 def relaunch(config: str, words: list[str]) -> int:
     """Run the words under `accelerate launch` with the given configuration; the launcher's exit code."""
-    if "WORLD_SIZE" in os.environ:
+    if launched():
         raise ValueError(
             "--accelerate_config is for `qsft train` itself; this process was launched by accelerate already."
         )
@@ -89,7 +91,7 @@ def accelerate_command(config: str, words: list[str]) -> list[str]:
 
     `config` is a file or the name of one of recipes/accelerate/; the words that are accelerate's own go to it.
     """
-    from qsft.recipe.read import packaged_recipes
+    from qsft.recipe.recipe_file import packaged_recipes
 
     named = {file.stem: file for file in packaged_recipes("accelerate")}
     path = Path(config) if Path(config).is_file() else named.get(config)

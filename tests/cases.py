@@ -21,6 +21,7 @@ ROWS: list[tuple[str, dict]] = [
     ("eaft", {"k": 4, "alpha": 2.0}),
     ("iw_sft", {}),
     ("iw_sft", {"clip": 0.5}),
+    ("iw_sft", {"clip": 2.0, "ratio": "raw"}),
     ("cft", {}),
     ("psft", {}),
     ("psft", {"eps": 0.05}),
@@ -34,6 +35,7 @@ ROWS: list[tuple[str, dict]] = [
     ("kd_hybrid", {"temperature": 2.0}),
     *[("target", {"eta": eta, "tail": tail}) for eta in (0.0, 0.2, 0.5, 1.0) for tail in TAILS],
     *[("target", {"eta": eta, "form": "reward"}) for eta in (0.0, 0.5, 2.0)],
+    *[("target_mixture", {"c": c, "eta": 0.5, "tail": tail}) for c in (0.3, 1.0) for tail in TAILS],
     *[("target_constant", {"c": c, "eta": 0.5, "tail": tail}) for c in (0.3, 1.0) for tail in TAILS],
 ]
 IDS = [f"{name}-{'-'.join(f'{v}' for v in hparams.values())}" for name, hparams in ROWS]

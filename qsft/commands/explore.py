@@ -97,7 +97,7 @@ def run_alignment(args: argparse.Namespace) -> int:
 
     subject = _subject(args)
     targets = comparable_targets()
-    if subject.target.needs <= {"teacher"} and subject.target not in targets.values():
+    if subject.target.needs <= {"teacher", "reference"} and subject.target not in targets.values():
         targets["yours"] = subject.target
     data = measure_alignment(
         subject.model, subject.tokenizer, subject.documents, subject.teacher, n=args.n, targets=targets

@@ -7,7 +7,7 @@ from typing import Protocol
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from qsft.data.sources import SOURCES, Source
-from qsft.targets.checks import did_you_mean
+from qsft.targets.did_you_mean import did_you_mean
 
 # File ending → the loader of `datasets` that reads it.
 LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from qsft.evals.choice import RULES
-from qsft.targets.checks import did_you_mean
+from qsft.targets.did_you_mean import did_you_mean
 
 STOP = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
 

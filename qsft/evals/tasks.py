@@ -11,7 +11,7 @@ from typing import Any
 from qsft.data.prompts import Prompt
 from qsft.evals.grade import Gold, Grade
 from qsft.evals.request import Generation
-from qsft.targets.checks import did_you_mean
+from qsft.targets.did_you_mean import did_you_mean
 
 
 @dataclass(frozen=True)

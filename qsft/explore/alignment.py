@@ -14,7 +14,7 @@ from qsft.explore.words import Words, visible
 from qsft.losses.sums import HIGH, QUADRANTS, quadrant
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
-from qsft.targets.view import Full, TokenView
+from qsft.targets.view import ROLES, Full, TokenView
 from qsft.targets.zoo import TARGETS
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def measure_alignment(
 def comparable_targets() -> dict[str, AnyTarget]:
     """The named targets, with their defaults, that need no more than a teacher."""
     made = {name: build() for name, build in TARGETS.items()}
-    return {name: target for name, target in made.items() if target.needs <= {"teacher"}}
+    return {name: target for name, target in made.items() if target.needs <= set(ROLES)}
 
 
 def moved_mass(p: Tensor, q: Mixture) -> Tensor:

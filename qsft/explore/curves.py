@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qsft.explore import world
-from qsft.explore.sweep import SITUATION, Axis, evaluate
+from qsft.explore.sweep import SITUATION, Axis, evaluate, situation_of
 from qsft.page import COLOURS
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
@@ -49,7 +49,7 @@ def curves_figure(targets: Mapping[str, Target | LossTarget], *, teacher_p: floa
 
 
 def _rows(target: Target | LossTarget, teacher_p: float) -> torch.Tensor:
-    fixed = {name: default for name, (_, _, default) in SITUATION.items() if name in target.needs}
+    fixed = {name: SITUATION[name][2] for name in situation_of(target)}
     if "teacher" in fixed:
         fixed["teacher"] = teacher_p
     situation = [Axis("p", "", world.P_GRID, 0), *(Axis(name, "", (value,), 0) for name, value in fixed.items())]

@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "keep": ("above", "below"),
     "k": (2, 4, 20),
     "clip": (1.0, 4.0, 16.0),
+    "ratio": ("mean", "raw"),
     "eps": (0.0, 0.1, 0.28, 0.5, 1.0),
     "lam": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
     "beta": (0.3, 0.5, 0.7, 0.9, 1.0, 1.5),
@@ -82,11 +83,16 @@ class Table:
     closed: tuple[bool, ...]  # whether p* is a closed form
 
 
+def situation_of(target: Target | LossTarget) -> list[str]:
+    """The names in SITUATION of what `target` reads; a reference's distribution varies as a teacher's does."""
+    distribution = {"teacher"} if target.role and "ref_logp" not in target.needs else set()
+    return [name for name in SITUATION if name in target.needs | distribution]
+
+
 def sweep(build: Build) -> Table:
     """The table of `build`, a function of hyper-parameters with defaults."""
-    needs = build().needs
     student = Axis.of("p", "p_θ(y), the student's probability of y", world.P_GRID, 0.3)
-    situation = (student, *(Axis.of(name, *SITUATION[name]) for name in SITUATION if name in needs))
+    situation = (student, *(Axis.of(name, *SITUATION[name]) for name in situation_of(build())))
     hparams = _thinned(tuple(_hparam_axes(build)), math.prod(len(axis.values) for axis in situation))
     combinations = list(itertools.product(*(axis.values for axis in hparams)))
     cells = [_cell(build, dict(zip((a.name for a in hparams), values)), situation) for values in combinations]

@@ -137,12 +137,10 @@ def fused_label_logps(
     _check(weight, labels, None)
     stats = torch.promote_types(torch.float32, hidden.dtype)
     chunk = chunk or tokens_per_chunk(labels.numel(), weight.shape[0], stats)
-    spec = Spec(
-        labels, Target(lambda view: view.lse), None, SideInputs(), Projection(softcap, logit_scale), chunk,
-        _compute_dtype(hidden, weight), stats, (False, False, False),
-    )  # fmt: skip
+    compute = _compute_dtype(hidden, weight)
+    projection = Projection(softcap, logit_scale)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        return _label_logps(hidden.to(spec.compute), weight.to(spec.compute), bias, spec)
+        return _label_logps(hidden.to(compute), weight.to(compute), bias, labels, projection, chunk, stats)
 
 
 def tokens_per_chunk(tokens: int, vocab_size: int, dtype: torch.dtype) -> int:
@@ -191,7 +189,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> tuple[Tensor, Tensor, Gradients]:
     h_all, w = hidden.to(spec.compute), weight.to(spec.compute)
     side = spec.side.map(lambda value: value.to(hidden.device))
-    side = spec.target.prepare(side, spec.teacher, lambda: _label_logps(h_all, w, bias, spec))
+    scores = (h_all, w, bias, spec.labels, spec.projection, spec.chunk, spec.stats)
+    side = spec.target.prepare(side, spec.teacher, lambda: _label_logps(*scores))
     # Every row is written by the chunks below, the first of which overwrites; without any chunk they must be zeros.
     allocate = torch.empty_like if len(hidden) else torch.zeros_like
     grads: Gradients = tuple(  # type: ignore[assignment]
@@ -266,13 +265,15 @@ def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, start: int
             grad_weight.copy_(torch.mm(grad.t(), h))
 
 
-def _label_logps(h: Tensor, w: Tensor, bias: Tensor | None, spec: Spec) -> Float[Tensor, " N"]:
-    tile = h.new_empty((min(spec.chunk, len(h)), len(w)), dtype=spec.stats)
-    size = rows_per_block(len(w), spec.stats, h.device.type)
-    logps = [h.new_empty(0, dtype=spec.stats)]
-    for h_chunk, labels in zip(h.split(spec.chunk), spec.labels.split(spec.chunk)):
-        z = spec.projection(h_chunk, w, bias, out=tile[: len(h_chunk)])
-        logps += [TokenView.of(*block).label_logp for block in zip(z.split(size), labels.split(size))]
+def _label_logps(
+    h: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, projection: Projection, chunk: int, stats: torch.dtype
+) -> Float[Tensor, " N"]:
+    tile = h.new_empty((min(chunk, len(h)), len(w)), dtype=stats)
+    size = rows_per_block(len(w), stats, h.device.type)
+    logps = [h.new_empty(0, dtype=stats)]
+    for h_chunk, y in zip(h.split(chunk), labels.split(chunk)):
+        z = projection(h_chunk, w, bias, out=tile[: len(h_chunk)])
+        logps += [TokenView.of(*block).label_logp for block in zip(z.split(size), y.split(size))]
     return torch.cat(logps)
 
 

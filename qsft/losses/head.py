@@ -31,16 +31,16 @@ from qsft.targets.view import IGNORED, SideInputs, TopK
 _BITS = {torch.float16: torch.int16, torch.float32: torch.int32}
 _FLOATS = {bits: floats for floats, bits in _BITS.items()}
 
-TEACHER_INPUTS = ("teacher_ids", "teacher_logps", "teacher_label_logp")
+TEACHER_INPUTS = ("teacher_ids", "teacher_logps", "teacher_label_logp", "teacher_log_tail")
 SIDE_INPUTS = ("ref_logp", "old_logp", "weight", "critical", "document")
-CARRIED_AS_BITS = ("teacher_logps", "teacher_label_logp", "ref_logp", "old_logp", "weight")
+CARRIED_AS_BITS = (*TEACHER_INPUTS[1:], "ref_logp", "old_logp", "weight")
 
 
 @dataclass
 class TargetOutput(ModelOutput):
     """What `model(…, target=…)` returns.
 
-    loss      Σ over label tokens of scale·CE(Q, p), differentiable; no auxiliary loss inside, divided by nobody yet
+    loss      Σ over label tokens of scale·CE(Q, p), differentiable; not yet normalised, without the auxiliary loss
     sums      the sums behind the metrics, under losses.sums.SUM_NAMES
     aux_loss  the mixture-of-experts balancing loss, where the model has one
     """
@@ -198,7 +198,8 @@ def _target_forward(
     hidden, keep, labels, aux_loss = label_states(model, args, kwargs, labels)
     rows = {name: _rows(name, value, keep) for name, value in inputs.items() if value is not None}
     if teacher is None and "teacher_ids" in rows:
-        teacher = TopK(rows["teacher_ids"].long(), rows["teacher_logps"], rows.get("teacher_label_logp"))
+        optional = (rows.get(name) for name in TEACHER_INPUTS[2:])
+        teacher = TopK(rows["teacher_ids"].long(), rows["teacher_logps"], *optional)
     side = SideInputs(**{name: rows[name] for name in SIDE_INPUTS if name in rows}, vocab_size=vocab_size)
 
     def fused(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:

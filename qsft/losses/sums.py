@@ -93,7 +93,7 @@ def _teacher_sums(view: TokenView) -> list[Tensor]:
     is_label = (teacher.ids == view.labels[:, None]) & teacher.live
     support = view.logp_at(teacher.ids).masked_fill(~teacher.live, EMPTY).exp().sum(dim=-1)
     best = teacher.ids.gather(-1, teacher.logps.argmax(dim=-1, keepdim=True))[:, 0]
-    tail = (1.0 - teacher.logps.exp().sum(dim=-1)).clamp(0.0, 1.0)
+    tail = teacher.log_outside.exp()
     return _counts(view, said, support, tail, is_label.any(dim=-1), best != view.labels, _label_logp(teacher, is_label))
 
 

@@ -82,7 +82,7 @@ def survey(job: Job) -> Corpus:
 
 def cache_bytes(job: Job, config: "PretrainedConfig", corpus: Corpus) -> int | None:
     """Size of the teacher's cache on disk; 0 when the target reads none, None when the label tokens are unknown."""
-    if "teacher" not in job.target.needs or job.args.teacher_live:
+    if job.target.role is None or job.args.teacher_live:
         return 0
     if corpus.label_tokens is None:
         return None

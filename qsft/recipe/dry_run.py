@@ -70,7 +70,7 @@ def optimiser_steps(job: "Job", rows: int) -> int | str:
 def teacher(job: "Job") -> Iterator[tuple[str, Any]]:
     """The target, and how much of what it reads is cached already."""
     yield "target", job.target
-    if "teacher" not in job.target.needs:
+    if job.target.role is None:
         yield "teacher", "not read by this target"
         return
     yield "teacher", job.args.teacher_model_name_or_path

@@ -15,7 +15,7 @@ import yaml
 
 from qsft.recipe.keys import ALIASES, ORIGIN, RecipeSettings, keys, parse_value, read_word
 from qsft.recipe.relaunch import LAUNCHER_KEYS
-from qsft.targets.checks import did_you_mean
+from qsft.targets.did_you_mean import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
 DEFAULT_TARGET = "target"  # TargetSFTConfig's

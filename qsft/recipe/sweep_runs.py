@@ -17,7 +17,7 @@ from qsft.files import make_directory, read_json, write_json
 from qsft.recipe.keys import read_word
 from qsft.recipe.recipe_file import read_recipe, run_name
 from qsft.recipe.relaunch import LAUNCHER_KEYS, run_child, split_words
-from qsft.targets.checks import did_you_mean
+from qsft.targets.did_you_mean import did_you_mean
 from qsft.targets.zoo import TARGETS, make_target
 
 TRAINED = "trainer_state.json"  # what a training writes last, after the model; one that a signal stopped has none

@@ -48,11 +48,9 @@ class OneHot(Dist):
     labels: Int[Tensor, " N"]
 
     def cross_entropy(self, view: TokenView) -> Float[Tensor, " N"]:
-        """−log p_y."""
         return -view.label_logp
 
     def subtract_(self, grad: Float[Tensor, "N V"], mass: Float[Tensor, " N"]) -> None:
-        """One column per row."""
         grad.scatter_add_(-1, self.labels[:, None], -mass[:, None])
 
 
@@ -68,7 +66,6 @@ class Student(Dist):
         """Nothing is left: all of it is proportional to p."""
 
     def student_share(self) -> float:
-        """The whole of p."""
         return 1.0
 
 
@@ -79,11 +76,9 @@ class Uniform(Dist):
     size: int
 
     def cross_entropy(self, view: TokenView) -> Float[Tensor, " N"]:
-        """lse − mean(z)."""
         return view.lse - view.logits[:, : self.size].mean(dim=-1)
 
     def subtract_(self, grad: Float[Tensor, "N V"], mass: Float[Tensor, " N"]) -> None:
-        """mass/V from every real token."""
         grad[:, : self.size] -= (mass / self.size)[:, None]
 
 
@@ -115,7 +110,6 @@ class Dense(Dist):
         return view.lse * self.probs.sum(dim=-1) - row_dots(self.probs, view.logits)
 
     def subtract_(self, grad: Float[Tensor, "N V"], mass: Float[Tensor, " N"]) -> None:
-        """Every column."""
         grad.addcmul_(self.probs, mass[:, None], value=-1.0)
 
 
@@ -138,7 +132,6 @@ class Ghost(Dist):
         return cls(ids, live, logp.exp(), log_complement(logp.logsumexp(dim=-1)).exp())
 
     def cross_entropy(self, view: TokenView) -> Float[Tensor, " N"]:
-        """−log P_tail."""
         logp = view.logp_at(self.ids).masked_fill(~self.live, EMPTY)
         nothing_live = ~self.live.any(dim=-1)
         # logsumexp over empty slots has no gradient (0/0): those rows carry no ghost mass, any finite value serves.

@@ -49,9 +49,9 @@ class LossTarget:
     needs: frozenset[str] = frozenset()
     per_document: bool = False
     averages_kept: bool = False
+    role: None = None
 
     def __call__(self, view: TokenView) -> Mixture:
-        """The induced Q, with the loss's own value."""
         loss, grad = loss_and_gradient(self.loss_fn, view.logits, view.labels)
         q = (view.logits - view.lse[:, None]).exp().sub_(grad)
         one = torch.ones_like(view.lse)
@@ -63,9 +63,7 @@ class LossTarget:
 
     @property
     def may_read_teacher(self) -> bool:
-        """A loss function sees logits and labels only."""
         return False
 
     def record(self) -> dict[str, Any]:
-        """The name of the loss."""
         return {"loss": getattr(self.loss_fn, "__qualname__", repr(self.loss_fn))}

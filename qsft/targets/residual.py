@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qsft.targets.checks import check_choice, check_range
+from qsft.targets.did_you_mean import check_choice, check_range
 from qsft.targets.dist import Dense, Dist, Ghost, Sparse, Student, Uniform
 from qsft.targets.view import EMPTY, Full, TokenView, TopK
 
@@ -30,7 +30,6 @@ class SelfPrior:
     formula: ClassVar[str] = "π_θ"
 
     def __call__(self, view: TokenView) -> Terms:
-        """All of it on the student."""
         return [(torch.ones_like(view.lse), Student())]
 
 
@@ -41,7 +40,6 @@ class UniformPrior:
     formula: ClassVar[str] = "1/V"
 
     def __call__(self, view: TokenView) -> Terms:
-        """All of it spread evenly."""
         return [(torch.ones_like(view.lse), Uniform(view.vocab_size))]
 
 
@@ -52,6 +50,7 @@ class Teacher:
     tail: str = "drop"
     temperature: float = 1.0
     needs: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    symbol: ClassVar[str] = "π_T"
 
     def __post_init__(self) -> None:
         check_choice("tail", self.tail, TAILS)
@@ -62,18 +61,28 @@ class Teacher:
             )
 
     def __call__(self, view: TokenView) -> Terms:
-        """The teacher's distribution under the tail rule."""
-        teacher = view.need_teacher("this target")
+        teacher = view.need_teacher(*self.needs)
         if isinstance(teacher, Full):
             return [(torch.ones_like(view.lse), Dense((teacher.logps / self.temperature).softmax(dim=-1)))]
         if self.tail == "ghost":
-            return with_ghost(view, teacher, teacher.logps, teacher.log_tail)
+            return with_ghost(view, teacher, teacher.logps, teacher.log_outside)
         return on_support(teacher, teacher.logps / self.temperature)
 
     @property
     def formula(self) -> str:
-        """The teacher, with its temperature."""
-        return "π_T" if self.temperature == 1.0 else f"π_T^(1/{self.temperature:g})"
+        return self.symbol if self.temperature == 1.0 else f"{self.symbol}^(1/{self.temperature:g})"
+
+
+@dataclass(frozen=True)
+class Reference(Teacher):
+    """π̃ = π_ref: the model to stay close to, by default the student as it was before training.
+
+    Its tail is kept, so that the reference itself feels no pull.
+    """
+
+    tail: str = "ghost"
+    needs: ClassVar[frozenset[str]] = frozenset({"reference"})
+    symbol: ClassVar[str] = "π_ref"
 
 
 @dataclass(frozen=True)
@@ -107,14 +116,14 @@ class Guided:
         """The guided residual under the tail rule, in log space throughout."""
         if self.eta == 0.0:
             return SelfPrior()(view)
-        teacher = view.need_teacher("this target")
+        teacher = view.need_teacher("teacher")
         if isinstance(teacher, Full):
             return [(torch.ones_like(view.lse), Dense(self._dense(view, teacher)))]
         log_weights = self._blend(view.logp_at(teacher.ids), teacher.logps)
         if self.tail == "drop":
             return on_support(teacher, log_weights)
         ghost = Ghost.outside(view, teacher.ids, teacher.live)
-        return with_ghost(view, teacher, log_weights, self._blend(ghost.p_tail.log(), teacher.log_tail), ghost)
+        return with_ghost(view, teacher, log_weights, self._blend(ghost.p_tail.log(), teacher.log_outside), ghost)
 
     def _blend(self, student: Tensor, teacher: Tensor) -> Tensor:
         """a·log p + b·log t; a student power of 0 leaves log p out, since 0·−inf is NaN."""
@@ -127,7 +136,6 @@ class Guided:
 
     @property
     def formula(self) -> str:
-        """The two powers."""
         a, b = self.powers
         if b == 0.0:
             return "π_θ"
@@ -167,7 +175,6 @@ class Tempered:
 
     @property
     def formula(self) -> str:
-        """The difference."""
         return f"π_θ − softmax(z/{self.beta:g})" + ("" if self.link == "linear" else "·σ")
 
 
@@ -179,7 +186,6 @@ class LinkMass:
     formula: ClassVar[str] = "Σu"
 
     def __call__(self, view: TokenView) -> Float[Tensor, " N"]:
-        """A."""
         return self.residual.weights(view).sum(dim=-1)
 
 

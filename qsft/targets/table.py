@@ -3,7 +3,7 @@
 import inspect
 from dataclasses import dataclass
 
-from qsft.targets.checks import did_you_mean
+from qsft.targets.did_you_mean import did_you_mean
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.zoo import TARGETS
@@ -26,7 +26,6 @@ class Entry:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row under COLUMNS."""
         return self.name, self.gamma, self.residual, self.scale, self.hparams, self.needs, self.reference
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from qsft.targets.dist import Dense, Dist, OneHot
 from qsft.targets.residual import Terms
 from qsft.targets.trust import Constant, PerToken
-from qsft.targets.view import Full, SideInputs, TokenView, TopK
+from qsft.targets.view import ROLES, Full, SideInputs, TokenView, TopK
 
 Trust = Callable[[TokenView], Tensor]
 Scale = Callable[[TokenView], Tensor]
@@ -68,18 +68,22 @@ class Target:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Trust, residual and scale."""
         return self.trust, self.residual, self.scale
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the target reads beyond logits and labels: "teacher" and names of side inputs."""
+        """What the target reads beyond logits and labels: a role ("teacher", "reference") and names of side inputs."""
         return frozenset().union(*(getattr(part, "needs", ()) for part in self.parts))
 
     @property
+    def role(self) -> str | None:
+        """What the distribution from outside is to this target: its "teacher", its "reference", or not read."""
+        return next((role for role in ROLES if role in self.needs), None)
+
+    @property
     def may_read_teacher(self) -> bool:
-        """Whether a teacher could be read: a part says so, or is a plain function, which cannot say."""
-        return "teacher" in self.needs or any(isfunction(part) for part in self.parts)
+        """Whether a distribution from outside could be read: a part says so, or is a function, which cannot say."""
+        return self.role is not None or any(isfunction(part) for part in self.parts)
 
     @property
     def per_document(self) -> bool:

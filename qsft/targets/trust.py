@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.targets.checks import check_choice, check_range
+from qsft.targets.did_you_mean import check_choice, check_range
 from qsft.targets.view import SideInputs, TokenView
 
 PerToken = Float[Tensor, " N"]
@@ -25,12 +25,10 @@ class Constant:
     value: float = 1.0
 
     def __call__(self, view: TokenView) -> PerToken:
-        """`value`, N times."""
         return torch.full_like(view.lse, self.value)
 
     @property
     def formula(self) -> str:
-        """The number."""
         return f"{self.value:g}"
 
 
@@ -44,7 +42,6 @@ class Prob:
         check_range("alpha", self.alpha, 0.0)
 
     def __call__(self, view: TokenView) -> PerToken:
-        """p_y^α."""
         return (self.alpha * view.label_logp).exp()
 
     def rest(self, view: TokenView) -> PerToken:
@@ -53,31 +50,30 @@ class Prob:
 
     @property
     def formula(self) -> str:
-        """The power, left out when it is 1."""
         return "p_y" if self.alpha == 1.0 else f"p_y^{self.alpha:g}"
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """γ = 1[p_y ≥ τ], or 1[p_y ≤ τ] with keep="below": train on some tokens, leave the others alone."""
+    """γ = 1[p_y ≥ τ] (> when strict), or 1[p_y ≤ τ] with keep="below": train on some tokens, leave the others alone."""
 
     tau: float
     keep: str = "above"
+    strict: bool = False
 
     def __post_init__(self) -> None:
         check_range("tau", self.tau, 0.0, 1.0)
         check_choice("keep", self.keep, ("above", "below"))
 
     def __call__(self, view: TokenView) -> PerToken:
-        """1 where the token is kept."""
         p = view.label_logp.exp()
         kept = p >= self.tau if self.keep == "above" else p <= self.tau
-        return kept.to(p.dtype)
+        return (kept & (p != self.tau) if self.strict else kept).to(p.dtype)
 
     @property
     def formula(self) -> str:
-        """The indicator."""
-        return f"1[p_y {'≥' if self.keep == 'above' else '≤'} {self.tau:g}]"
+        sign = ("><" if self.strict else "≥≤")[self.keep == "below"]
+        return f"1[p_y {sign} {self.tau:g}]"
 
 
 @dataclass(frozen=True)
@@ -89,12 +85,10 @@ class Both:
     averages_kept: ClassVar[bool] = True
 
     def __call__(self, view: TokenView) -> PerToken:
-        """The product."""
         return self.first(view) * self.second(view)
 
     @property
     def formula(self) -> str:
-        """The product."""
         return f"{self.second.formula}·{self.first.formula}"
 
 
@@ -119,7 +113,6 @@ class Entropy:
 
     @property
     def formula(self) -> str:
-        """The normalised entropy."""
         return f"(H_top{self.k}/ln {self.k})" + ("" if self.alpha == 1.0 else f"^{self.alpha:g}")
 
 
@@ -131,7 +124,6 @@ class Critical:
     formula: ClassVar[str] = "c_t"
 
     def __call__(self, view: TokenView) -> PerToken:
-        """The mask, as numbers."""
         remedy = "Add a column `critical` (0/1 per token) to the data set; `qsft curate critical` makes it."
         return view.need("critical", "the target 'cft'", remedy).to(view.lse.dtype)
 
@@ -146,17 +138,14 @@ class Ratio:
         check_range("lam", self.lam, 0.0, open_low=True)
 
     def __call__(self, view: TokenView) -> PerToken:
-        """p_y/(p_y+λ)."""
         p = view.label_logp.exp()
         return p / (p + self.lam)
 
     def rest(self, view: TokenView) -> PerToken:
-        """λ/(p_y+λ)."""
         return self.lam / (view.label_logp.exp() + self.lam)
 
     @property
     def formula(self) -> str:
-        """The ratio."""
         return f"p_y/(p_y+{self.lam:g})"
 
 
@@ -167,7 +156,6 @@ class Opposed:
     formula: ClassVar[str] = "1 (signed)"
 
     def __call__(self, view: TokenView) -> PerToken:
-        """1."""
         return torch.ones_like(view.lse)
 
     def rest(self, view: TokenView) -> PerToken:
@@ -185,24 +173,27 @@ class Shifted:
     lam: float
 
     def __call__(self, view: TokenView) -> PerToken:
-        """p_y + λ."""
         return view.label_logp.exp() + self.lam
 
     @property
     def formula(self) -> str:
-        """The sum."""
         return f"p_y+{self.lam:g}"
 
 
 @dataclass(frozen=True)
 class DocumentRatio:
-    """scale = min(exp(mean over the document's label tokens of log π_θ − log π_ref), clip): one weight a document."""
+    """scale = min(π_θ/π_ref, clip) of the document's label tokens: one weight per document.
+
+    ratio="mean" takes the geometric mean over the tokens (length-normalised), "raw" the ratio of the whole sequence.
+    """
 
     clip: float = 16.0
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "document"})
+    ratio: str = "mean"
+    needs: ClassVar[frozenset[str]] = frozenset({"reference", "ref_logp", "document"})
 
     def __post_init__(self) -> None:
         check_range("clip", self.clip, 0.0, open_low=True)
+        check_choice("ratio", self.ratio, ("mean", "raw"))
 
     def __call__(self, view: TokenView) -> PerToken:
         """The weight of each token's document, as `document_weights` filled it in."""
@@ -215,19 +206,21 @@ class DocumentRatio:
             missing = "ref_logp" if ref_logp is None else "document"
             raise ValueError(
                 f"the target 'iw_sft' reads the side input {missing!r}, which was not given. Pass "
-                '`side=SideInputs(ref_logp=…, document=…)`, a fixed `weight=`, or to the trainer `teacher="base"`.'
+                "`side=SideInputs(ref_logp=…, document=…)`, a fixed `weight=`, or to the trainer a reference "
+                '(`teacher="base"` is the student before training).'
             )
-        _, index = torch.unique(side.document, return_inverse=True)
-        total = label_logp.new_zeros(int(index.max()) + 1 if index.numel() else 0)
-        count = total.index_add(0, index, torch.ones_like(label_logp))
-        mean = total.index_add(0, index, label_logp - ref_logp.to(label_logp.dtype)) / count
-        weights: PerToken = mean.exp().clamp(max=self.clip)[index]
+        index = _ranks(side.document)
+        zeros = torch.zeros_like(label_logp)
+        total = zeros.index_add(0, index, label_logp - ref_logp.to(label_logp.dtype))
+        if self.ratio == "mean":
+            total = total / zeros.index_add(0, index, torch.ones_like(label_logp)).clamp(min=1.0)
+        weights: PerToken = total.exp().clamp(max=self.clip)[index]
         return weights
 
     @property
     def formula(self) -> str:
-        """The clipped ratio."""
-        return f"min(π_θ/π_ref per document, {self.clip:g})"
+        power = "" if self.ratio == "raw" else "^(1/tokens)"
+        return f"min((π_θ/π_ref){power} per document, {self.clip:g})"
 
 
 @dataclass(frozen=True)
@@ -249,5 +242,12 @@ class ClippedRatio:
 
     @property
     def formula(self) -> str:
-        """The gated ratio."""
         return f"r·1[r ≤ {1 + self.eps:g}], r = p_y/π_old"
+
+
+def _ranks(values: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """The values renumbered 0, 1, 2, … in their order; unlike `torch.unique` it does not wait for the device."""
+    order = values.argsort(stable=True)
+    ordered = values[order]
+    new = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(ordered.dtype)])
+    return torch.empty_like(order).scatter_(0, order, new.cumsum(0).to(order.dtype))

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 TensorMap = Callable[[Tensor], Tensor]
+ROLES = ("teacher", "reference")  # of a distribution from outside: to learn from, or to stay close to
 IGNORED = -100  # the label of a token that nothing is learnt from
 EMPTY = float("-inf")  # the log-prob of a teacher slot that holds nothing
 
@@ -22,17 +23,18 @@ EMPTY = float("-inf")  # the log-prob of a teacher slot that holds nothing
 class TopK:
     """The teacher's K most likely tokens at N positions, with log-probs normalised over its *full* vocabulary.
 
-    `label_logp` is the teacher's log-prob of the observed token (also when it is outside the top-k).
+    `label_logp` is the teacher's log-prob of the observed token (also when it is outside the top-k), `log_tail` the log
+    of its mass outside the slots, which rounded log-probs do not give back.
     Empty slots have logp = −inf; their id may be anything.
     """
 
     ids: Int[Tensor, "N K"]
     logps: Float[Tensor, "N K"]
     label_logp: Float[Tensor, " N"] | None = None
+    log_tail: Float[Tensor, " N"] | None = None
 
     @cached_property
     def live(self) -> Bool[Tensor, "N K"]:
-        """Which slots hold a token."""
         return self.logps > EMPTY
 
     @cached_property
@@ -41,18 +43,21 @@ class TopK:
         return ~self.live.any(dim=-1)
 
     @cached_property
-    def log_tail(self) -> Float[Tensor, " N"]:
-        """log of the teacher's mass outside its slots."""
-        return log_complement(self.logps.logsumexp(dim=-1))
+    def log_outside(self) -> Float[Tensor, " N"]:
+        """log of the teacher's mass outside its slots: `log_tail`, or what the slots leave of 1."""
+        return log_complement(self.logps.logsumexp(dim=-1)) if self.log_tail is None else self.log_tail
+
+    def map(self, change: TensorMap) -> "TopK":
+        """The same slots with `change` applied to every tensor."""
+        optional = (None if value is None else change(value) for value in (self.label_logp, self.log_tail))
+        return TopK(change(self.ids), change(self.logps), *optional)
 
     def __getitem__(self, rows: slice | Tensor) -> "TopK":
-        label_logp = None if self.label_logp is None else self.label_logp[rows]
-        return TopK(self.ids[rows], self.logps[rows], label_logp)
+        return self.map(lambda value: value[rows])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "TopK":
         """The same slots on `device`, ids as int64 and log-probs as `dtype`."""
-        label_logp = None if self.label_logp is None else self.label_logp.to(device, dtype)
-        return TopK(self.ids.to(device, torch.int64), self.logps.to(device, dtype), label_logp)
+        return self.map(lambda value: value.to(device, dtype if value.is_floating_point() else torch.int64))
 
     def within(self, vocab_size: int) -> "TopK":
         """The slots a head with `vocab_size` rows can express; the others are emptied and the rest renormalised.
@@ -62,8 +67,10 @@ class TopK:
         # No early exit when nothing is outside: the test would cost a device synchronisation, the sums cost nothing.
         outside = (self.ids < 0) | (self.ids >= vocab_size)
         lost = self.logps.masked_fill(~outside, EMPTY).logsumexp(dim=-1, keepdim=True)
-        logps = self.logps.masked_fill(outside, EMPTY) - log_complement(lost)
-        return replace(self, ids=self.ids.masked_fill(outside, 0), logps=logps)
+        kept = log_complement(lost)
+        logps = self.logps.masked_fill(outside, EMPTY) - kept
+        log_tail = None if self.log_tail is None else self.log_tail - kept[:, 0]
+        return replace(self, ids=self.ids.masked_fill(outside, 0), logps=logps, log_tail=log_tail)
 
 
 @dataclass(frozen=True)
@@ -110,9 +117,9 @@ class SideInputs:
     document: Int[Tensor, " N"] | None = None
     vocab_size: int | None = None
 
-    def map(self, move: "TensorMap") -> "SideInputs":
-        """The same inputs with `move` applied to every tensor."""
-        tensors: dict[str, Any] = {n: move(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
+    def map(self, change: TensorMap) -> "SideInputs":
+        """The same inputs with `change` applied to every tensor."""
+        tensors: dict[str, Any] = {n: change(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)
 
     def __getitem__(self, rows: slice | Tensor) -> "SideInputs":
@@ -152,7 +159,8 @@ class TokenView:
     @property
     def vocab_size(self) -> int:
         """Rows of the head that are real tokens: heads are often padded beyond the tokenizer."""
-        return self.side.vocab_size or self.logits.shape[-1]
+        rows = self.logits.shape[-1]
+        return min(self.side.vocab_size or rows, rows)  # a tokenizer may also have more tokens than the head has rows
 
     def need(self, name: str, reader: str, remedy: str) -> Tensor:
         """The side input `name`, or an error that says who reads it and how to provide it."""
@@ -161,12 +169,12 @@ class TokenView:
             raise ValueError(f"{reader} reads the side input {name!r}, which was not given. {remedy}")
         return value
 
-    def need_teacher(self, reader: str) -> TopK | Full:
-        """The teacher, or an error that says how to provide one."""
+    def need_teacher(self, role: str) -> TopK | Full:
+        """The distribution from outside, or an error that says how to provide one in this `role`."""
         if self.teacher is None:
             raise ValueError(
-                f"{reader} reads a teacher, but none was given. Pass `teacher=TopK(ids, logps)` to the loss, or to the "
-                "trainer `teacher=` a cache directory, a model id or a model; `qsft cache build` makes a cache."
+                f"this target reads a {role}, but none was given. Pass `teacher=TopK(ids, logps)` to the loss, or to "
+                "the trainer `teacher=` a cache directory, a model id or a model; `qsft cache build` makes a cache."
             )
         return self.teacher
 

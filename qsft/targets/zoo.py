@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from qsft.targets.checks import check_range, did_you_mean
-from qsft.targets.residual import Guided, LinkMass, SelfPrior, Teacher, Tempered, UniformPrior
+from qsft.targets.did_you_mean import check_range, did_you_mean
+from qsft.targets.residual import Guided, LinkMass, Reference, SelfPrior, Teacher, Tempered, UniformPrior
 from qsft.targets.target import Target
 from qsft.targets.trust import (
     Both,
@@ -75,8 +75,8 @@ def beyond_log(alpha: float = 0.5, tau: float | None = None, keep: str = "above"
 
 @row
 def profit(tau: float = 0.1) -> Target:
-    """ProFiT: train on tokens the model finds at least τ likely. (ProFiT, 2026)"""
-    return Target(Threshold(tau), SelfPrior())
+    """ProFiT: train on tokens the model finds more than τ likely. (ProFiT, 2026)"""
+    return Target(Threshold(tau, strict=True), SelfPrior())
 
 
 @row
@@ -86,9 +86,10 @@ def eaft(k: int = 20, alpha: float = 1.0) -> Target:
 
 
 @row
-def iw_sft(clip: float = 16.0) -> Target:
-    """iw-SFT: one importance weight π_θ/π_ref per document. (Qin and Springenberg 2025)"""
-    return Target(Constant(1.0), scale=DocumentRatio(clip))
+def iw_sft(clip: float = 16.0, ratio: str = "mean") -> Target:
+    """iw-SFT: one importance weight π_θ/π_ref per document, length-normalised; ratio="raw" is the whole sequence's, as
+    the paper writes it. (Qin and Springenberg 2025)"""
+    return Target(Constant(1.0), scale=DocumentRatio(clip, ratio))
 
 
 @row
@@ -115,13 +116,13 @@ def sft_kl(lam: float = 0.1, tail: str = "ghost") -> Target:
     """SFT + KL: λ·KL(π_ref‖π_θ) beside the label; its tail is kept, so the reference itself feels no pull. (forward KL
     to a reference)"""
     check_range("lam", lam, 0.0)
-    return Target(Constant(1.0 / (1.0 + lam)), Teacher(tail), scale=Constant(1.0 + lam))
+    return Target(Constant(1.0 / (1.0 + lam)), Reference(tail), scale=Constant(1.0 + lam))
 
 
 @row
 def asft(lam: float = 0.1, tail: str = "ghost") -> Target:
     """ASFT: the p-loss anchored to the base model by λ·KL, tail kept. (Anchored SFT, 2025)"""
-    return Target(Ratio(lam), Teacher(tail), scale=Shifted(lam))
+    return Target(Ratio(lam), Reference(tail), scale=Shifted(lam))
 
 
 @row
@@ -153,7 +154,15 @@ def target(eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Tar
 
 @row
 def target_constant(c: float = 1.0, eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
-    """Target-SFT, constant branch: the residual's weight 1−p_y replaced by c; the label keeps its weight p_y, which
-    the paper's ablation leaves open. (Target-SFT, 2026)"""
+    """Target-SFT, constant branch: p_y·CE(δ) + c·CE(π̃), the residual's weight 1−p_y replaced by c and the label's kept;
+    tends to the p-loss as c → 0. (Target-SFT, 2026)"""
     check_range("c", c, 0.0, open_low=True)
     return Target(Ratio(c), Guided(eta, tail, form), scale=Shifted(c))
+
+
+@row
+def target_mixture(c: float = 0.5, eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
+    """Target-SFT, constant mixture: (1−c)·CE(δ) + c·CE(π̃), the ablation's other reading; tends to SFT as c → 0, which
+    its printed numbers fit better. (Target-SFT, 2026)"""
+    check_range("c", c, 0.0, 1.0)
+    return Target(Constant(1.0 - c), Guided(eta, tail, form))

@@ -30,7 +30,7 @@ Teacher = TeacherCache | str | Path | nn.Module | None
 
 def reads_teacher(target: Target | LossTarget, args: TargetSFTConfig) -> bool:
     """Whether the target needs a distribution from outside; iw_sft's reference is one, unless weights are given."""
-    return "teacher" in target.needs or ("ref_logp" in target.needs and args.weight_column is None)
+    return target.role is not None and ("ref_logp" not in target.needs or args.weight_column is None)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from qsft.explore import world
-from qsft.explore.sweep import SITUATION, VALUES, Axis, evaluate, sweep
+from qsft.explore.sweep import SITUATION, VALUES, Axis, evaluate, situation_of, sweep
 from qsft.losses.reference import target_loss
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
@@ -50,7 +50,7 @@ def test_tables_hold_the_reference_loss_and_its_gradient(name):
 
 def _situation(target):
     student = Axis.of("p", "", world.P_GRID, 0.3)
-    return (student, *(Axis.of(name, *SITUATION[name]) for name in SITUATION if name in target.needs))
+    return (student, *(Axis.of(name, *SITUATION[name]) for name in situation_of(target)))
 
 
 def test_every_hyper_parameter_of_the_table_has_stops_and_starts_at_its_default():

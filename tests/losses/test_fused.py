@@ -75,8 +75,12 @@ def test_transforms_of_the_logits(softcap, logit_scale, with_bias, monkeypatch):
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
+# A threshold may fall on the other side of a rounded p: no bound holds token by token.
+SMOOTH = [row for row in ROWS if row[0] not in ("profit", "psft") and "tau" not in row[1]]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+@pytest.mark.parametrize(("name", "hparams"), SMOOTH)
 def test_no_worse_than_eager_in_the_same_dtype(name, hparams, dtype):
     """Against float64 truth the fused head's error is at most the eager head's, plus rounding of the dtype."""
     batch = make_batch(n=17, v=31, empty=(5,), ignored=(3,), spread=1.0)
@@ -90,8 +94,6 @@ def test_no_worse_than_eager_in_the_same_dtype(name, hparams, dtype):
         inputs[0], inputs[1], batch.labels, target, batch.teacher, side=batch.side, bias=inputs[2], chunk=5
     )
     assert out.loss.dtype == torch.float32
-    if name in ("profit", "psft") or "tau" in hparams:
-        return  # a threshold may fall on the other side of a rounded p: no bound holds token by token
     eps = torch.finfo(dtype).eps
     for got, eager_grad, true in zip(torch.autograd.grad(out.loss, inputs), slow, truth):
         assert got.dtype == dtype

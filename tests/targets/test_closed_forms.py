@@ -1,5 +1,7 @@
 """Special cases with a known answer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import make_batch
@@ -160,3 +162,40 @@ def test_values_of_sft_and_dft_are_those_of_the_literature(batch):
     assert target_loss(batch.logits, batch.labels, make_target("sft")).item() == pytest.approx(-logp.sum().item())
     dft = target_loss(batch.logits, batch.labels, make_target("dft")).item()
     assert dft == pytest.approx(-(logp * logp.exp()).sum().item())
+
+
+def test_profit_leaves_out_a_token_of_exactly_tau():
+    view = TokenView.of(torch.zeros(1, 4), torch.tensor([1]))
+    assert make_target("profit", tau=0.25)(view).gamma.item() == 0
+    assert make_target("beyond_log", alpha=0.0, tau=0.25)(view).gamma.item() == 1
+
+
+def test_the_two_readings_of_the_constant_branch_tend_to_the_p_loss_and_to_sft(batch):
+    for name, limit in (("target_constant", "dft"), ("target_mixture", "sft")):
+        near = gradient(batch, make_target(name, c=1e-9))
+        torch.testing.assert_close(near, gradient(batch, make_target(limit)), rtol=0, atol=1e-7)
+
+
+def test_label_smoothing_with_more_tokens_than_head_rows_still_sums_to_one():
+    """A tokenizer of 7 tokens over a head of 6 rows: Q summed to 0.857."""
+    view = TokenView.of(torch.randn(2, 6), torch.tensor([1, 2]), side=SideInputs(vocab_size=7))
+    q = make_target("label_smoothing", lam=1.0)(view).dense(view.logits.softmax(-1))
+    torch.testing.assert_close(q.sum(-1), torch.ones(2))
+
+
+@pytest.mark.parametrize("name", ["kd", "target"])
+def test_a_stored_tail_is_taken_instead_of_what_the_slots_leave(batch, name):
+    target = make_target(name, tail="ghost")
+    rest = torch.log1p(-batch.teacher.logps.exp().sum(-1))
+    stored = replace(batch.teacher, log_tail=rest)
+    torch.testing.assert_close(gradient(batch, target, stored), gradient(batch, target), rtol=0, atol=1e-12)
+    double = replace(batch.teacher, log_tail=rest + 1.0)
+    assert (gradient(batch, target, double) - gradient(batch, target)).abs().max() > 1e-3
+
+
+def test_a_stored_tail_follows_its_rows_and_is_renormalised_with_them():
+    teacher = TopK(torch.tensor([[0, 9], [1, 2]]), torch.tensor([[0.5, 0.25], [0.5, 0.125]]).log(), None,
+                   torch.tensor([0.25, 0.375]).log())  # fmt: skip
+    kept = teacher[torch.tensor([1, 0])].to(torch.device("cpu"), torch.float64).within(8)
+    torch.testing.assert_close(kept.log_outside.exp(), torch.tensor([0.375, 0.25 / 0.75]).double())
+    torch.testing.assert_close(kept.logps.exp().sum(-1) + kept.log_outside.exp(), torch.ones(2).double())

@@ -19,7 +19,7 @@ def published_gradient(name, h, batch):
     p = z.exp() / z.exp().sum(-1, keepdim=True)
     delta = torch.nn.functional.one_hot(y, v).to(z.dtype)
     py = (p * delta).sum(-1, keepdim=True)
-    if name in ("sft_kl", "asft", "kd", "kd_hybrid", "target", "target_constant"):
+    if name in ("sft_kl", "asft", "kd", "kd_hybrid", "target", "target_constant", "target_mixture"):
         residual = dense_residual(name, h, batch, p)
     match name:
         case "sft":
@@ -32,7 +32,7 @@ def published_gradient(name, h, batch):
                 gate = (py >= h["tau"]) if h.get("keep", "above") == "above" else (py <= h["tau"])
             grad = gate * py ** h["alpha"] * (p - delta)
         case "profit":
-            grad = (py >= h["tau"]) * (p - delta)
+            grad = (py > h["tau"]) * (p - delta)
         case "eaft":
             k, alpha = h.get("k", 20), h.get("alpha", 1.0)
             top = p.sort(-1, descending=True).values[:, :k]
@@ -40,7 +40,7 @@ def published_gradient(name, h, batch):
             entropy = -(top * top.log()).sum(-1, keepdim=True) / math.log(k)
             grad = entropy**alpha * (p - delta)
         case "iw_sft":
-            grad = document_weights(batch, py, keep, h.get("clip", 16.0)) * (p - delta)
+            grad = document_weights(batch, py, keep, h.get("clip", 16.0), h.get("ratio")) * (p - delta)
         case "cft":
             grad = batch.side.critical[:, None] * (p - delta)
         case "psft":
@@ -68,6 +68,8 @@ def published_gradient(name, h, batch):
             grad = p - py * delta - (1 - py) * residual
         case "target_constant":
             grad = (py + h["c"]) * p - py * delta - h["c"] * residual
+        case "target_mixture":
+            grad = p - (1 - h["c"]) * delta - h["c"] * residual
     return grad * keep[:, None]
 
 
@@ -82,7 +84,7 @@ def dense_residual(name, h, batch, p):
         support = batch.teacher.ids[i, live]
         t = batch.teacher.logps[i, live].exp()
         a, b = 0.0, 1.0 / h.get("temperature", 1.0)
-        if name in ("target", "target_constant"):
+        if name.startswith("target"):
             eta = h["eta"]
             if eta == 0:
                 rows.append(p[i])
@@ -99,12 +101,12 @@ def dense_residual(name, h, batch, p):
     return torch.stack(rows)
 
 
-def document_weights(batch, py, keep, clip):
+def document_weights(batch, py, keep, clip, ratio):
     weights = torch.zeros_like(py)
     for d in batch.side.document.unique():
         rows = (batch.side.document == d) & keep
-        mean = (py[rows, 0].log() - batch.side.ref_logp[rows]).mean()
-        weights[rows] = min(math.exp(mean), clip)
+        logs = py[rows, 0].log() - batch.side.ref_logp[rows]
+        weights[rows] = min(math.exp(logs.sum() if ratio == "raw" else logs.mean()), clip)
     return weights
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from cases import make_batch, targets
 
-from qsft import SideInputs, Target, make_target, target_loss
+from qsft import TARGETS, LossTarget, SideInputs, Target, make_target, target_loss
+from qsft.targets import table
 from qsft.targets.residual import SelfPrior
 from qsft.targets.trust import Constant
 
@@ -33,7 +34,9 @@ from qsft.targets.trust import Constant
         ("asft", {"lam": 0.0}, ["lam = 0.0", "(0, ∞)"]),
         ("target_constant", {"c": 0.0}, ["c = 0.0", "(0, ∞)"]),
         ("eaft", {"k": 1}, ["k = 1", "[2, ∞)"]),
+        ("target_mixture", {"c": 1.5}, ["c = 1.5", "[0, 1]"]),
         ("iw_sft", {"clip": 0.0}, ["clip = 0.0"]),
+        ("iw_sft", {"ratio": "men"}, ["Did you mean 'mean'"]),
         ("psft", {"eps": -1.0}, ["eps = -1.0"]),
     ],
 )
@@ -49,6 +52,7 @@ def test_wrong_names_and_values_say_what_is_allowed(name, hparams, words):
     [
         ("target", None, ["reads a teacher", "qsft cache build"]),
         ("kd", None, ["reads a teacher"]),
+        ("asft", None, ["reads a reference"]),
         ("cft", None, ["'critical'", "qsft curate critical"]),
         ("psft", None, ["'old_logp'", "TargetSFTTrainer"]),
         ("iw_sft", None, ["'ref_logp'", 'teacher="base"']),
@@ -99,5 +103,16 @@ def test_own_trust_and_residual_need_no_registration():
 def test_needs_name_the_inputs():
     assert make_target("sft").needs == frozenset()
     assert make_target("target").needs == {"teacher"}
-    assert make_target("iw_sft").needs == {"ref_logp", "document"}
+    assert make_target("iw_sft").needs == {"reference", "ref_logp", "document"}
     assert Target(Constant(0.5), SelfPrior()).needs == frozenset()
+
+
+def test_rows_that_anchor_read_the_reference_and_rows_that_learn_from_another_model_the_teacher():
+    roles = {name: make_target(name).role for name in TARGETS}
+    assert {name for name, role in roles.items() if role == "reference"} == {"sft_kl", "asft", "iw_sft"}
+    teacher_rows = {"kd", "kd_hybrid", "target", "target_constant", "target_mixture"}
+    assert {name for name, role in roles.items() if role == "teacher"} == teacher_rows
+    assert LossTarget(torch.nn.functional.cross_entropy).role is None
+    assert "π_ref" in table.formula(make_target("asft"))
+    assert "π_ref" in table.formula(make_target("sft_kl"))
+    assert "π_T" in table.formula(make_target("kd"))

@@ -10,7 +10,7 @@ from qsft.data.curate.rft import rft
 from qsft.data.curate.self_distill import self_distill
 from qsft.data.curate.star import star
 from qsft.data.curate.workshop import Kept
-from qsft.targets.checks import did_you_mean
+from qsft.targets.did_you_mean import did_you_mean
 
 Method = Callable[..., list[Kept]]
 METHODS: dict[str, Method] = {method.__name__: method for method in (rft, star, grape, self_distill, critical)}

@@ -1,4 +1,4 @@
-"""Hyper-parameters out of range are refused when a target is made, not after an hour of training."""
+"""Values and words that are not allowed are refused at once, with what is allowed and what was probably meant."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -16,22 +16,9 @@ examples:
   qsft curate rft --help                                                              a method's settings
 """
 
-# How a method is run: name → (type, help).
-OPTIONS: dict[str, tuple[type, str]] = {
-    "gold": (str, "column of the gold answer; boxed: the demonstration's last \\boxed{} (default: the usual names)"),
-    "verifier": (str, "module:function(response, row) → bool, instead of the evaluator's grading"),
-    "question_column": (str, "column of the question, where the data set is in none of TRL's formats"),
-    "response_column": (str, "column of the response, likewise"),
-    "limit": (int, "only the first so many rows"),
-    "backend": (str, "auto, transformers or vllm"),
-    "dtype": (str, "float32, bfloat16, … (default: bfloat16 on a GPU)"),
-    "rows_at_once": (int, "responses drawn at once (default: what memory allows)"),
-    "tensor_parallel_size": (int, "GPUs that vLLM spreads one model over"),
-}
-
 
 def register(commands: Any) -> None:
-    from qsft.data.curate.methods import METHODS, summary
+    from qsft.curate.methods import METHODS, summary
 
     methods = "\n".join(f"  {name:<13} {summary(method)}" for name, method in METHODS.items())
     parser = commands.add_parser(
@@ -52,28 +39,25 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Curate, and say what was kept, where it is and how to train on it."""
-    from qsft.data.curate.methods import find_method, settings_of
+    from qsft.curate.methods import find_method, settings_of
+    from qsft.curate.options import Options
 
-    method = args.method
     words = [*args.words, *args.overrides]
     name = words.pop(0) if words and not words[0].startswith("-") else None
-    settings = settings_of(find_method(method))
-    given, rest = method_parser(method).parse_known_args(words)
+    settings = settings_of(find_method(args.method))
+    given, rest = method_parser(args.method).parse_known_args(words)
 
     from qsft.processes import process_group
-    from qsft.recipe.curate import curate_job
-    from qsft.recipe.curate_tools import Options
     from qsft.recipe.job import configure
+    from qsft.recipe.material import curate_job
     from qsft.recipe.recipe_file import read_recipe
 
     recipe = read_recipe(name, [*rest, *(["--model_name_or_path", given.model] if given.model else [])])
     recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})
-    values = {key: value for key, value in vars(given).items() if value is not None}
-    chosen = {key: values[key] for key in settings if key in values}
-    options = Options(**{key: values[key] for key in (*OPTIONS, "fresh") if key in values})
+    chosen = {key: value for key, value in vars(given).items() if key in settings and value is not None}
     with process_group():
         job = configure(recipe)
-        manifest = curate_job(job, method, chosen, given.out, options)
+        manifest = curate_job(job, args.method, chosen, given.out, Options.of(vars(given)))
         if job.args.process_index == 0:
             print(conclusion(manifest, given.out, name))
     return 0
@@ -81,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 def method_parser(method: str) -> argparse.ArgumentParser:
     """The options of one method."""
-    from qsft.data.curate.methods import find_method, settings_of, summary
+    from qsft.curate.methods import find_method, settings_of, summary
+    from qsft.curate.options import add_options
 
     parser = argparse.ArgumentParser(
         prog=f"qsft curate {method}",
@@ -91,19 +76,16 @@ def method_parser(method: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the data set goes")
     parser.add_argument("--model", help="directory or hub id (default: the recipe's model_name_or_path)")
-    parser.add_argument("--fresh", action="store_true", help="delete what an earlier run left in DIR first")
     for key, setting in settings_of(find_method(method)).items():
-        kind = truth if setting.kind is bool else setting.kind
+        kind = true_or_false if setting.kind is bool else setting.kind
         text = f"{setting.help} (default: {setting.default!r})".replace("%", "%%")
         parser.add_argument(f"--{key}", type=kind, metavar=key.upper(), help=text)
-    how = parser.add_argument_group("how it is run")
-    for key, (kind, text) in OPTIONS.items():
-        how.add_argument(f"--{key}", type=kind, metavar=key.upper(), help=text)
+    add_options(parser)
     return parser
 
 
-def truth(word: str) -> bool:
-    """The word as true or false."""
+def true_or_false(word: str) -> bool:
+    """What a word of the command line says."""
     if word.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{word!r} is neither true nor false")
     return word.lower() == "true"

@@ -5,7 +5,6 @@
 A data set that is not one of the paper's is handed on as TRL would get it.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,6 +18,8 @@ from qsft.data.encode import ROW, Encoder
 from qsft.data.prompts import CONVERSATIONS
 from qsft.data.read import one_of, read_rows, require_columns
 from qsft.data.sources import SOURCES, Source, curated_form, find_source
+from qsft.files import write_text
+from qsft.fingerprints import digest_json
 from qsft.targets.view import IGNORED
 
 MANIFEST = "data_manifest.json"
@@ -72,8 +73,7 @@ class TrainingData:
     def write_manifest(self, directory: str | Path) -> Path:
         """Write the record beside the run; its path."""
         path = Path(directory) / MANIFEST
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.manifest, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(self.manifest, ensure_ascii=False) + "\n")
         return path
 
 
@@ -201,4 +201,4 @@ def _origin(settings: DataSettings, source: Source | None) -> dict[str, Any]:
 def _row_ids(rows: Sequence[int]) -> dict[str, Any]:
     """Indices into the source's split, in the order of the data set, and a digest to compare two runs by."""
     ids = list(rows)
-    return {"row_ids_sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest(), "row_ids": ids}
+    return {"row_ids_digest": digest_json(ids), "row_ids": ids}

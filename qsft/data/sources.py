@@ -4,11 +4,12 @@ A source is one short function from a row to (question, response), or None for a
 Any data set that is not listed here is TRL's business: it passes through untouched.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from qsft.files import read_json
 
 Row = Mapping[str, Any]
 Demonstration = tuple[str, str]  # question, response
@@ -24,6 +25,7 @@ class Source:
     columns: Mapping[str, tuple[str, ...]]  # per choice of the setting `response`; dotted where a column is a struct
     rows: int  # about, as published: for a plan made before anything is downloaded
     read: Reader
+    gold: str | None = None  # where `qsft curate` finds the gold answer: a column, or boxed in the demonstration
 
     @property
     def default_response(self) -> str:
@@ -39,9 +41,9 @@ class Source:
 SOURCES: dict[str, Source] = {}
 
 
-def _source(*, hub: str, columns: Mapping[str, tuple[str, ...]], rows: int) -> Callable[[Reader], Reader]:
+def _source(*, hub: str, columns: Mapping[str, tuple[str, ...]], rows: int, gold: str) -> Callable[[Reader], Reader]:
     def add(read: Reader) -> Reader:
-        SOURCES[read.__name__] = Source(read.__name__, hub, columns, rows, read)
+        SOURCES[read.__name__] = Source(read.__name__, hub, columns, rows, read, gold)
         return read
 
     return add
@@ -51,13 +53,14 @@ def _source(*, hub: str, columns: Mapping[str, tuple[str, ...]], rows: int) -> C
     hub="gaotang/numina-cot-subset-67k",
     columns={"full": ("extra_info.question", "extra_info.answer")},
     rows=67_600,
+    gold="boxed",
 )
 def numina(row: Row, response: str) -> Demonstration | None:
     """Competition problems with worked solutions, a subset of NuminaMath-CoT."""
     return row["extra_info"]["question"], row["extra_info"]["answer"]
 
 
-@_source(hub="Elliott/Openr1-Math-46k-8192", columns={"full": ("prompt", "target")}, rows=46_000)
+@_source(hub="Elliott/Openr1-Math-46k-8192", columns={"full": ("prompt", "target")}, rows=46_000, gold="boxed")
 def openr1(row: Row, response: str) -> Demonstration | None:
     """Long reasoning traces: its system prompt is dropped, the target kept verbatim; some targets are null."""
     questions = [turn["content"] for turn in row["prompt"] or () if turn["role"] == "user"]
@@ -72,6 +75,7 @@ def openr1(row: Row, response: str) -> Demonstration | None:
         "reasoning": ("prompt", "reasoning", "distilled_answer_string"),
     },
     rows=23_500,
+    gold="answer_letter",
 )
 def m23k(row: Row, response: str) -> Demonstration | None:
     """Medical questions. `distilled`: the final answer's text; `reasoning`: the reasoning, a blank line, that text."""
@@ -101,5 +105,5 @@ def find_source(dataset: str | None) -> Source | None:
 def curated_form(dataset: str | None) -> str | None:
     """The form that a directory written by `qsft curate` says its rows have; None for any other data set."""
     manifest = Path(dataset or "", "manifest.json")
-    form = json.loads(manifest.read_text(encoding="utf-8")).get("form") if manifest.is_file() else None
+    form = read_json(manifest, "Curate again, or give another data set.").get("form") if manifest.is_file() else None
     return form if isinstance(form, str) else None

@@ -188,7 +188,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
     job = Job(recipe, settings, model, args, processes, target)
     if on_paper or settings.curate is None:
         return job
-    from qsft.recipe.curate import curated_settings
+    from qsft.recipe.material import curated_settings
 
     return replace(job, settings=curated_settings(job))
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qsft.cli import main
-from qsft.demo.curated import SETTINGS, other_demonstrations, problem_of, verify, with_answers
+from qsft.demo.curated import SETTINGS, answer, other_demonstrations, problem_of, verify
 from qsft.demo.data import demonstrations
 from qsft.demo.methods import DATA_LEVEL, METHODS, find_data_level
 from qsft.demo.reading import given_answer, is_correct
@@ -19,13 +19,13 @@ def words_of(row):
 
 @pytest.fixture(scope="module")
 def rows():
-    return with_answers(demonstrations(Settings().quick()))
+    return demonstrations(Settings().quick())
 
 
 def test_answers_are_the_problems_own(rows):
     for row in rows:
         problem = problem_of(row["input_ids"])
-        assert row["answer"] == problem.answer
+        assert answer(row) == problem.answer
         assert [WORDS[token] for token in row["input_ids"]][: len(problem.prompt)] == problem.prompt
         words = words_of(row)
         assert verify(" ".join(words[:-1]), row) == is_correct(problem, words)

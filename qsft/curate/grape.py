@@ -3,21 +3,21 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qsft.data.curate.ledger import Key, Record
-from qsft.data.curate.workshop import Kept, Workshop
+from qsft.curate.context import CurationContext, Kept
+from qsft.ledger import Key, Record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from qsft.data.curate.problems import Problem
+    from qsft.curate.exercises import Exercise
 
 Candidates = dict[str, str]  # where it is from → response
 DEMONSTRATION = "demonstration"
 
 
 def grape(
-    problems: "Sequence[Problem]",
-    workshop: Workshop,
+    exercises: "Sequence[Exercise]",
+    context: CurationContext,
     *,
     columns: str = "",
     datasets: str = "",
@@ -33,66 +33,68 @@ def grape(
     normalise   score = mean log-probability per token; false: their sum, which favours short responses
     batch_size  candidates of one prompt that are scored at once
     """
-    others = {name: _responses(workshop, name) for name in _names(datasets)}
-    candidates = {p: candidates_of(p, _names(columns), others, originals) for p in problems}
+    others = {name: _responses(context, name) for name in _names(datasets)}
+    candidates = {p: candidates_of(p, _names(columns), others, originals) for p in exercises}
     if all(len(found) < 2 for found in candidates.values()):
         raise ValueError(
-            "no prompt has two candidates to choose from. Name columns that hold candidates (columns=a,b, or one list "
-            "column) or data sets with responses to the same prompts (datasets=a.jsonl,b.jsonl)."
+            "no prompt has two candidates to choose from. Name columns that hold candidates (--columns a,b, or one "
+            "list column) or data sets with responses to the same prompts (--datasets a.jsonl,b.jsonl)."
         )
-    scores = score(candidates, workshop, normalise, batch_size)
-    return [kept for problem in problems if (kept := choose(problem, candidates[problem], scores[problem], workshop))]
+    scores = score(candidates, context, normalise, batch_size)
+    return [
+        kept for exercise in exercises if (kept := choose(exercise, candidates[exercise], scores[exercise], context))
+    ]
 
 
 def choose(
-    problem: "Problem", candidates: Candidates, scores: Sequence[float | None], workshop: Workshop
+    exercise: "Exercise", candidates: Candidates, scores: Sequence[float | None], context: CurationContext
 ) -> Kept | None:
     """The likeliest candidate, with all scores; None where no candidate could be scored."""
     scored = {name: value for name, value in zip(candidates, scores) if value is not None}
     if not scored:
-        workshop.counts["no candidate"] += 1
+        context.counts["no candidate"] += 1
         return None
     best = max(scored, key=lambda name: scored[name])
     columns = {"score": scored[best], "candidates": list(candidates), "scores": list(scores)}
-    return Kept(problem, None if best == DEMONSTRATION else candidates[best], best, columns)
+    return Kept(exercise, None if best == DEMONSTRATION else candidates[best], best, columns)
 
 
 def candidates_of(
-    problem: "Problem", columns: Sequence[str], others: Mapping[str, Mapping[str, list[str]]], originals: bool
+    exercise: "Exercise", columns: Sequence[str], others: Mapping[str, Mapping[str, list[str]]], originals: bool
 ) -> Candidates:
     """The responses to choose from by name: the demonstration, columns, entries of list columns, other data sets."""
-    found = {DEMONSTRATION: problem.response} if originals and problem.response else {}
+    found = {DEMONSTRATION: exercise.response} if originals and exercise.response else {}
     for column in columns:
-        if column not in problem.row:
-            raise ValueError(f"there is no column {column!r} with candidates, only {', '.join(problem.row)}.")
-        found |= _named(column, problem.row[column])
+        if column not in exercise.row:
+            raise ValueError(f"there is no column {column!r} with candidates, only {', '.join(exercise.row)}.")
+        found |= _named(column, exercise.row[column])
     for name, responses in others.items():
-        found |= _named(name, responses.get(problem.digest, ()))
+        found |= _named(name, responses.get(exercise.digest, ()))
     return found
 
 
 def score(
-    candidates: "Mapping[Problem, Candidates]", workshop: Workshop, normalise: bool, batch_size: int
-) -> "dict[Problem, list[float | None]]":
+    candidates: "Mapping[Exercise, Candidates]", context: CurationContext, normalise: bool, batch_size: int
+) -> "dict[Exercise, list[float | None]]":
     """Each candidate's log-probability under the model; None where it does not fit into the model's context."""
-    problems = {problem.id: problem for problem, found in candidates.items() if found}
+    exercises = {exercise.id: exercise for exercise, found in candidates.items() if found}
 
     def make(missing: list[Key]) -> Iterator[Record]:
-        model, tokenizer = workshop.model()
+        model, tokenizer = context.inside()
         for name, _ in missing:
-            problem = problems[name]
+            exercise = exercises[name]
             logps, lengths = [], []
-            texts = list(candidates[problem].values())
-            # One problem's candidates are a batch of their own: neither a resume nor other processes change rounding.
+            texts = list(candidates[exercise].values())
+            # One prompt's candidates are a batch of their own: neither a resume nor other processes change rounding.
             for first in range(0, len(texts), batch_size):
-                found = response_logps(model, tokenizer, problem.prompt, texts[first : first + batch_size], workshop)
+                found = response_logps(model, tokenizer, exercise.prompt, texts[first : first + batch_size], context)
                 logps += [logp for logp, _ in found]
                 lengths += [length for _, length in found]
             yield {"problem": name, "sample": 0, "tokens": sum(lengths), "logps": logps, "lengths": lengths}
 
-    records = workshop.ledger.fill("scores", [(name, 0) for name in problems], make)
-    workshop.counts["scored responses"] += sum(len(record["logps"]) for record in records.values())
-    workshop.counts["longer than the context"] += sum(record["logps"].count(None) for record in records.values())
+    records = context.fill("scores", [(name, 0) for name in exercises], make)
+    context.counts["scored responses"] += sum(len(record["logps"]) for record in records.values())
+    context.counts["longer than the context"] += sum(record["logps"].count(None) for record in records.values())
     return {p: _scores(records.get((p.id, 0)), normalise) for p in candidates}
 
 
@@ -101,17 +103,17 @@ def response_logps(
     tokenizer: "PreTrainedTokenizerBase",
     prompt: Sequence[int],
     responses: Sequence[str],
-    workshop: Workshop,
+    context: CurationContext,
 ) -> list[tuple[float | None, int]]:
     """Σ log p over the tokens of each response and its end token, and their number; None where there is no room."""
     import torch
 
-    from qsft.data.curate.forms import document, response_ids
+    from qsft.curate.forms import document, response_ids
     from qsft.losses.head import label_logps
     from qsft.targets.view import IGNORED
 
     found = [document(prompt, response_ids(tokenizer, text)) for text in responses]
-    fits = [workshop.context is None or len(doc["labels"]) <= workshop.context for doc in found]
+    fits = [context.context is None or len(doc["labels"]) <= context.context for doc in found]
     width = max((len(doc["labels"]) for doc, fit in zip(found, fits) if fit), default=0)
 
     def padded(name: str, value: int) -> Any:
@@ -140,13 +142,13 @@ def _named(name: str, value: str | Sequence[str] | None) -> Candidates:
     return {name: text for name, text in zip(names, texts) if text}
 
 
-def _responses(workshop: Workshop, name: str) -> dict[str, list[str]]:
+def _responses(context: CurationContext, name: str) -> dict[str, list[str]]:
     """The responses of another data set by the prompt they answer."""
-    assert workshop.read is not None
+    assert context.read is not None
     found: dict[str, list[str]] = {}
-    for problem in workshop.read(name):
-        if problem.response:
-            found.setdefault(problem.digest, []).append(problem.response)
+    for exercise in context.read(name):
+        if exercise.response:
+            found.setdefault(exercise.digest, []).append(exercise.response)
     return found
 
 

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qsft.data.curate.path import distinct, most_different, reasoning_path
-from qsft.data.curate.workshop import Kept, Workshop
+from qsft.curate.context import CurationContext, Kept
+from qsft.curate.reasoning import distinct, most_different, reasoning_path
 
 if TYPE_CHECKING:
-    from qsft.data.curate.problems import Problem
+    from qsft.curate.exercises import Exercise
 
 
 def rft(
-    problems: "Sequence[Problem]",
-    workshop: Workshop,
+    exercises: "Sequence[Exercise]",
+    context: CurationContext,
     *,
     n: int = 8,
     temperature: float = 0.7,
@@ -33,23 +33,23 @@ def rft(
     originals       whether the demonstrations stay in the data set
     """
     how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens, "seed": seed}
-    found = workshop.sample("samples", {problem: problem.prompt for problem in problems}, n=n, **how)
-    right = {problem: [sample.text for sample in samples if sample.right] for problem, samples in found.items()}
-    workshop.refuse_empty([text for texts in right.values() for text in texts])
+    found = context.sample("samples", {exercise: exercise.prompt for exercise in exercises}, n=n, **how)
+    right = {exercise: [sample.text for sample in samples if sample.right] for exercise, samples in found.items()}
+    context.refuse_empty([text for texts in right.values() for text in texts])
     kept = []
-    for problem in problems:
-        original = problem.response if originals else None
-        kept += [Kept(problem, None, "demonstration")] if original is not None else []
-        kept += [Kept(problem, text, "sample") for text in select(right[problem], keep, original, workshop)]
+    for exercise in exercises:
+        original = exercise.response if originals else None
+        kept += [Kept(exercise, None, "demonstration")] if original is not None else []
+        kept += [Kept(exercise, text, "sample") for text in select(right[exercise], keep, original, context)]
     return kept
 
 
-def select(right: Sequence[str], keep: int, original: str | None, workshop: Workshop) -> list[str]:
+def select(right: Sequence[str], keep: int, original: str | None, context: CurationContext) -> list[str]:
     """Of right solutions, at most `keep` with paths that differ from one another's and from the original's."""
     taken = [reasoning_path(original)] if original is not None else []
     first = distinct([reasoning_path(text) for text in right], taken)
     texts = [right[at] for at in first]
     chosen = most_different([reasoning_path(text) for text in texts], keep, taken)
-    workshop.counts["same path as another"] += len(right) - len(texts)
-    workshop.counts["beyond keep"] += len(texts) - len(chosen)
+    context.counts["same path as another"] += len(right) - len(texts)
+    context.counts["beyond keep"] += len(texts) - len(chosen)
     return [texts[at] for at in chosen]

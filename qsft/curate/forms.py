@@ -1,12 +1,10 @@
-"""The forms a data set may have, and how a response is taken out of a row and another one put in.
+"""The forms a data set may have: how a response is taken out of a row, and how another one is put in.
 
-A form reads (question, response) from a row, writes the token ids of its prompt (with another question, if asked), and
-rewrites the row with another response. What comes out has the form of what went in, so it trains as that would have.
+What comes out has the form of what went in, so it trains as that would have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,120 +12,110 @@ from qsft.data.prompts import encode, find_preset
 from qsft.targets.view import IGNORED
 
 Row = Mapping[str, Any]
+Turns = Sequence[Mapping[str, str]]
 Pair = tuple[str, str | None]  # question, response (None: the row has a problem only)
 
 QUESTIONS = ("question", "problem", "instruction")
 RESPONSES = ("response", "solution", "completion", "output")
 
 
-class Form(Protocol):
-    """How rows of one kind are read and written."""
+class Form:
+    """How rows of one kind are read and written; `name` is what a manifest calls it."""
 
-    @property
-    def name(self) -> str:
-        """What a manifest calls the form."""
-        ...
+    name: str
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
 
     def read(self, row: Row) -> Pair | None:
         """Question and response; None for a row that holds no demonstration."""
-        ...
+        raise NotImplementedError
 
     def prompt(self, row: Row, question: str) -> list[int]:
         """The token ids up to the response, with `question` in the place of the row's own."""
-        ...
+        raise NotImplementedError
 
-    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
-        """The row with another response, or with its own."""
-        ...
+    def rewrite(self, row: Row, response: str) -> dict[str, Any]:
+        """The row with another response."""
+        raise NotImplementedError
+
+    def keep(self, row: Row) -> dict[str, Any]:
+        """The row with its own response."""
+        return dict(row)
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(Form):
     """Question and response as text (the paper's data sets, or two text columns), asked by a named prompt."""
 
-    tokenizer: PreTrainedTokenizerBase
-    pair: Callable[[Row], Pair | None]
-    ask: str = "question"
-    name: str = "pairs"
+    name = "pairs"
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, pair: Callable[[Row], Pair | None], ask: str = "question"
+    ) -> None:
+        super().__init__(tokenizer)
+        self.pair, self.preset = pair, find_preset(ask)
 
     def read(self, row: Row) -> Pair | None:
-        """Question and response."""
         return self.pair(row)
 
     def prompt(self, row: Row, question: str) -> list[int]:
-        """The ids of the templated question, as `qsft.data.encode` writes them."""
-        return encode(self.tokenizer, find_preset(self.ask).prompt(question))
+        return encode(self.tokenizer, self.preset.prompt(question))
 
-    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
+    def rewrite(self, row: Row, response: str) -> dict[str, Any]:
         """A row of two columns, which `load_training_data` reads with any tokenizer and prompt."""
-        pair = self.pair(row)
-        assert pair is not None
-        return {"question": pair[0], "response": pair[1] if response is None else response}
+        return {**self.keep(row), "response": response}
+
+    def keep(self, row: Row) -> dict[str, Any]:
+        question, response = self.read(row) or (None, None)
+        return {"question": question, "response": response}
 
 
-@dataclass(frozen=True)
-class Messages:
+class Messages(Form):
     """TRL's `messages`: the response is the last assistant turn, the question the last user turn before it."""
 
-    tokenizer: PreTrainedTokenizerBase
-    name: str = "messages"
+    name = "messages"
 
     def read(self, row: Row) -> Pair | None:
-        """The last user turn and the assistant turn that ends the conversation."""
         turns, response = _split(row["messages"])
         return (_question(turns), response) if turns else None
 
     def prompt(self, row: Row, question: str) -> list[int]:
-        """The ids of the conversation up to the response."""
-        turns = _asked(_split(row["messages"])[0], question)
-        return encode(self.tokenizer, turns)
+        return encode(self.tokenizer, _asked(_split(row["messages"])[0], question))
 
-    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
-        """The conversation with another last turn."""
-        if response is None:
-            return dict(row)
-        turns = [*_split(row["messages"])[0], {"role": "assistant", "content": response}]
-        return {**row, "messages": turns}
+    def rewrite(self, row: Row, response: str) -> dict[str, Any]:
+        return {**row, "messages": [*_split(row["messages"])[0], {"role": "assistant", "content": response}]}
 
 
-@dataclass(frozen=True)
-class PromptCompletion:
+class PromptCompletion(Form):
     """TRL's `prompt` and `completion`: text, or turns. Without a completion it is a problem only."""
 
-    tokenizer: PreTrainedTokenizerBase
-    name: str = "prompt-completion"
+    name = "prompt-completion"
 
     def read(self, row: Row) -> Pair | None:
-        """The prompt's text or last user turn, and the completion's text."""
         prompt, completion = row["prompt"], row.get("completion")
         if isinstance(prompt, str):
             return prompt, completion
         return _question(prompt), completion[-1]["content"] if completion else None
 
     def prompt(self, row: Row, question: str) -> list[int]:
-        """The ids that TRL gives the prompt."""
         if isinstance(row["prompt"], str):
-            return list(self.tokenizer(question)["input_ids"])
+            return list(self.tokenizer(question)["input_ids"])  # as TRL reads it
         return encode(self.tokenizer, _asked(row["prompt"], question))
 
-    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
+    def rewrite(self, row: Row, response: str) -> dict[str, Any]:
         """The row with another completion; text keeps the white space that divides it from the prompt."""
-        if response is None:
-            return dict(row)
         if not isinstance(row["prompt"], str):
             return {**row, "completion": [{"role": "assistant", "content": response}]}
         before = row.get("completion") or " "
         gap = before[: len(before) - len(before.lstrip())]
-        joined = response if response[:1].isspace() or row["prompt"][-1:].isspace() else gap + response
-        return {**row, "completion": joined}
+        divided = response[:1].isspace() or row["prompt"][-1:].isspace()
+        return {**row, "completion": response if divided else gap + response}
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(Form):
     """input_ids and labels: the prompt is what stands before the first label; the response ends with the eos token."""
 
-    tokenizer: PreTrainedTokenizerBase
-    name: str = "tokens"
+    name = "tokens"
 
     def read(self, row: Row) -> Pair | None:
         """Prompt and response as text; the prompt keeps its special tokens, so that it can be read back."""
@@ -136,15 +124,15 @@ class Tokens:
         return (str(self.tokenizer.decode(prompt)), str(text)) if response else None
 
     def prompt(self, row: Row, question: str) -> list[int]:
-        """The row's own ids, or those of another question."""
         own = self._split(row)[0]
         return own if question == self.tokenizer.decode(own) else _ids(self.tokenizer, question)
 
-    def rewrite(self, row: Row, response: str | None) -> dict[str, Any]:
-        """input_ids and labels alone: other columns may be aligned with the tokens that were."""
-        if response is None:
-            return {name: row[name] for name in ("input_ids", "labels")}
+    def rewrite(self, row: Row, response: str) -> dict[str, Any]:
         return document(self._split(row)[0], response_ids(self.tokenizer, response))
+
+    def keep(self, row: Row) -> dict[str, Any]:
+        """input_ids and labels alone, as of a rewritten row: other columns may be aligned with other tokens."""
+        return {name: row[name] for name in ("input_ids", "labels")}
 
     def _split(self, row: Row) -> tuple[list[int], list[int]]:
         ids, labels = list(row["input_ids"]), row["labels"]
@@ -152,7 +140,7 @@ class Tokens:
         return ids[:start], ids[start:]
 
 
-FORMS: dict[Callable[[PreTrainedTokenizerBase], Form], set[str]] = {
+FORMS: dict[type[Form], set[str]] = {
     Tokens: {"input_ids", "labels"},
     Messages: {"messages"},
     PromptCompletion: {"prompt"},
@@ -189,7 +177,7 @@ def find_form(
     return Pairs(tokenizer, lambda row: (row[question], row[response] if response else None), ask)
 
 
-def _split(turns: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], str | None]:
+def _split(turns: Turns) -> tuple[list[dict[str, str]], str | None]:
     """The turns up to the response, and the response if the last turn is the assistant's."""
     copied = [dict(turn) for turn in turns]
     if copied and copied[-1]["role"] == "assistant":
@@ -197,11 +185,11 @@ def _split(turns: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], st
     return copied, None
 
 
-def _question(turns: Sequence[Mapping[str, str]]) -> str:
+def _question(turns: Turns) -> str:
     return next((turn["content"] for turn in reversed(turns) if turn["role"] == "user"), turns[-1]["content"])
 
 
-def _asked(turns: Sequence[Mapping[str, str]], question: str) -> list[dict[str, str]]:
+def _asked(turns: Turns, question: str) -> list[dict[str, str]]:
     """The turns with `question` as the last user turn."""
     asked = [dict(turn) for turn in turns]
     last = max((at for at, turn in enumerate(asked) if turn["role"] == "user"), default=len(asked) - 1)

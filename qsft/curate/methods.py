@@ -4,17 +4,18 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from qsft.data.curate.critical import critical
-from qsft.data.curate.grape import grape
-from qsft.data.curate.rft import rft
-from qsft.data.curate.self_distill import self_distill
-from qsft.data.curate.star import star
-from qsft.data.curate.workshop import Kept
+from qsft.curate.context import Kept
+from qsft.curate.critical import critical
+from qsft.curate.grape import grape
+from qsft.curate.rft import rft
+from qsft.curate.self_distill import self_distill
+from qsft.curate.star import star
 from qsft.targets.did_you_mean import did_you_mean
 
 Method = Callable[..., list[Kept]]
 METHODS: dict[str, Method] = {method.__name__: method for method in (rft, star, grape, self_distill, critical)}
 VERIFYING = frozenset(METHODS) - {"grape"}  # what needs a verifier
+LOOKS_INSIDE = frozenset({"grape", "critical"})  # what needs the model itself, so no engine that only draws
 
 
 class Setting(NamedTuple):
@@ -54,5 +55,5 @@ def check_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         kind = known[key].kind
         numeric = kind is float and isinstance(value, int) and not isinstance(value, bool)
         if not numeric and type(value) is not kind:
-            raise ValueError(f"{name}: {key}={value!r} must be {kind.__name__}, such as {known[key].default!r}.")
+            raise ValueError(f"{name}: --{key} {value!r} must be {kind.__name__}, such as {known[key].default!r}.")
     return {key: given.get(key, setting.default) for key, setting in known.items()}

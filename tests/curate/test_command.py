@@ -14,7 +14,7 @@ from datasets import load_from_disk
 
 from qsft.cli import main
 
-CPU_CONFIG = Path(__file__).parents[3] / "recipes" / "accelerate" / "cpu.yaml"
+CPU_CONFIG = Path(__file__).parents[2] / "recipes" / "accelerate" / "cpu.yaml"
 ON_CPU = ("--use_cpu", "true", "--bf16", "false")
 BRIEF = ("--max_new_tokens", "14", *ON_CPU)
 TRAINING = (*ON_CPU, "--max_steps", "2", "--per_device_train_batch_size", "4", "--save_strategy", "no")
@@ -73,7 +73,7 @@ def test_rft_with_the_evaluators_grading_and_training_on_it(curate, here, clock_
     assert curate("rft", "--out", "rft", "--n", "3", *BRIEF, verifier=None) == 0
     out = capsys.readouterr()
     assert "qsft train --model_name_or_path" in out.out
-    assert "kept so far" in out.err
+    assert "right so far" in out.err
     manifest = json.loads((here / "rft" / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["settings"]["n"] == 3
     assert manifest["counts"]["responses"] == 75
@@ -258,7 +258,7 @@ def test_other_settings_are_refused_unless_fresh(curate, here, capsys):
 
 
 def test_help_explains_every_setting(capsys):
-    from qsft.data.curate.methods import METHODS, settings_of
+    from qsft.curate.methods import METHODS, settings_of
 
     for name, method in METHODS.items():
         with pytest.raises(SystemExit):

@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from qsft.data.curate.template import fill, require_places
-from qsft.data.curate.workshop import Kept, Sample, Workshop
+from qsft.curate.context import CurationContext, Kept, Sample
+from qsft.curate.exercises import require_places
 
 if TYPE_CHECKING:
-    from qsft.data.curate.problems import Problem
+    from qsft.curate.exercises import Exercise
 
 TEMPLATE = (
     "{question}\n\nHere is a reference answer:\n{response}\n\n"
@@ -22,8 +22,8 @@ _REFUSAL = re.compile(
 
 
 def self_distill(
-    problems: "Sequence[Problem]",
-    workshop: Workshop,
+    exercises: "Sequence[Exercise]",
+    context: CurationContext,
     *,
     n: int = 1,
     temperature: float = 0.7,
@@ -42,19 +42,19 @@ def self_distill(
     template        what the model is asked: {question}, {response} and, if you like, {gold}
     """
     require_places("template", template, ("response",))
-    shown = [problem for problem in problems if problem.response is not None]
+    shown = [exercise for exercise in exercises if exercise.response is not None]
     if not shown:
         raise ValueError("the data set has no responses to rewrite: self_distill needs demonstrations.")
     how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens, "seed": seed}
-    asked = {p: p.asked(fill(template, vars(p))) for p in shown}
-    found = workshop.sample("rewritten", asked, n=n, **how)
-    own = {p: [sample.text for sample in found[p] if is_answer(sample, workshop)] for p in shown}
-    workshop.refuse_empty([texts for texts in own.values() if texts])
+    asked = {p: p.asked(template) for p in shown}
+    found = context.sample("rewritten", asked, n=n, **how)
+    own = {p: [sample.text for sample in found[p] if is_answer(sample, context)] for p in shown}
+    context.refuse_empty([texts for texts in own.values() if texts])
     return [Kept(p, own[p][0], "rewritten") if own[p] else Kept(p, None, "demonstration") for p in shown]
 
 
-def is_answer(sample: Sample, workshop: Workshop) -> bool:
+def is_answer(sample: Sample, context: CurationContext) -> bool:
     """Whether a rewriting is right and no refusal."""
     refused = bool(_REFUSAL.search(sample.text))
-    workshop.counts["refusals"] += refused
+    context.counts["refusals"] += refused
     return sample.right and not refused

@@ -1,9 +1,11 @@
 """Forms: what is read is what training would see; what is rewritten reads back."""
 
+import json
+
 import pytest
 
-from qsft.data.curate.forms import FORMS, Messages, Pairs, PromptCompletion, Tokens, document, find_form, response_ids
-from qsft.data.curate.problems import find_gold, read_problems
+from qsft.curate.exercises import find_gold, read_exercises
+from qsft.curate.forms import FORMS, Messages, Pairs, PromptCompletion, Tokens, document, find_form, response_ids
 
 QUESTION, RESPONSE, OTHER = "1 + 2 ?", "first 1 + 2 = 3 so \\boxed{3}", "swap 2 + 1 = 3 so \\boxed{3}"
 
@@ -34,7 +36,7 @@ def test_reads_and_rewrites(name, clock_tokenizer):
     reader = Pairs(clock_tokenizer, lambda row: (row["question"], row["response"])) if name == "pairs" else form
     assert reader.read(again)[1].strip() == OTHER
     assert reader.prompt(again, reader.read(again)[0]) == form.prompt(row, question)
-    assert reader.read(form.rewrite(row, None))[1] == response
+    assert reader.read(form.keep(row))[1] == response
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,26 +73,26 @@ def test_no_gold_answer_names_the_columns():
     assert "--gold" in str(error.value)
     with pytest.raises(ValueError, match="'result'"):
         find_gold(["answer"], "result")
-    assert find_gold(["prompt", "answer"], None) == "answer"
+    assert find_gold(["prompt", "answer"], None)({"answer": "3"}, None) == "3"
 
 
 def test_golds_of_columns_structs_and_boxes(clock_tokenizer):
     form = PromptCompletion(clock_tokenizer)
     row = {"prompt": QUESTION, "completion": RESPONSE, "info": {"gold": "3"}, "answer": " "}
-    one = lambda **settings: read_problems([row], form, **settings)[0].gold  # noqa: E731
-    assert one(gold="info.gold") == "3"
-    assert one(gold="answer") is None
-    assert one(gold="boxed", boxed=lambda text: text[-2]) == "3"
+    one = lambda gold: read_exercises([row], form, find_gold(["answer", "info.gold"], gold))[0].gold  # noqa: E731
+    assert one("info.gold") == one("boxed") == "3"
+    assert one("answer") is None
+    assert one("json:dumps") == json.dumps(row)
 
 
 def test_repeated_prompts_have_names_of_their_own(clock_tokenizer):
     rows = [{"prompt": QUESTION, "completion": RESPONSE}, {"prompt": QUESTION, "completion": OTHER}]
-    first, second = read_problems(rows, PromptCompletion(clock_tokenizer))
+    first, second = read_exercises(rows, PromptCompletion(clock_tokenizer), find_gold([], "boxed"))
     assert first.id != second.id
     assert first.digest == second.digest
 
 
-def test_options_of_a_question(clock_problems):
-    problem = clock_problems([(1, 2)], prompt="Which?\nA. one\nB) two\n(C) three", answer="B")[0]
-    assert problem.options == {"A": "one", "B": "two", "C": "three"}
-    assert clock_problems([(1, 2)])[0].options is None
+def test_options_of_a_question(clock_exercises):
+    exercise = clock_exercises([(1, 2)], prompt="Which?\nA. one\nB) two\n(C) three", answer="B")[0]
+    assert exercise.options == {"A": "one", "B": "two", "C": "three"}
+    assert clock_exercises([(1, 2)])[0].options is None

@@ -1,1 +1,0 @@
-"""Methods that rewrite the demonstrations: a data set in, a data set out."""

@@ -1,0 +1,82 @@
+"""A recipe's data and model as a data-level method takes them, and the training between two of its rounds.
+
+qsft curate rft RECIPE --n 8                 calls curate_job
+curate: {"method": "rft", "n": 8}            in a recipe calls it before training, and trains on what it made
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qsft.curate.options import Options
+from qsft.data.sources import find_source
+from qsft.recipe.keys import ORIGIN, RecipeSettings
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from qsft.curate.curation import Material
+    from qsft.recipe.job import Job
+
+# How the demo's rows are verified, and what a hint tells about them; named, since the demo is a floor above.
+DEMO_GOLD, DEMO_VERIFIER = "qsft.demo.curated:answer", "qsft.demo.curated:verify"
+
+
+def curate_job(job: "Job", method: str, settings: Mapping[str, Any], out: Path, options: Options) -> dict[str, Any]:
+    """The manifest of the data set that a method makes of a job's training rows, in `out`."""
+    from qsft.curate.curation import curate
+    from qsft.recipe.job import DEMO
+
+    if job.settings.dataset == DEMO:
+        options = replace(options, gold=options.gold or DEMO_GOLD, verifier=options.verifier or DEMO_VERIFIER)
+    return curate(method, settings, material(job, options.limit), out, options)
+
+
+def material(job: "Job", limit: int | None) -> "Material":
+    """The rows that training would have seen, as they are stored, and what else a method asks of a recipe."""
+    from qsft.curate.curation import Material
+
+    settings = job.settings
+    # Training would refuse `prompt` for a data set that TRL renders; here it may be how a text column is asked.
+    loaded = settings if find_source(settings.dataset) else replace(settings, prompt=RecipeSettings.prompt)
+    chosen = job.load(loaded).manifest["row_ids"][:limit]
+
+    def other(dataset: str) -> "tuple[Dataset, RecipeSettings]":
+        there = replace(settings, dataset=dataset, data_dir=None)
+        return job.stored_rows(there), there
+
+    return Material(
+        job.stored_rows(settings).select(chosen),
+        settings,
+        str(job.model.model_name_or_path),
+        job.tokenizer,
+        other,
+        train=lambda rows, start, out: train(job, rows, start, out),
+        training=dict(job.recipe.values),
+    )
+
+
+def train(job: "Job", rows: Path, start: str, out: Path) -> None:
+    """Train `start` on other rows by the recipe's own settings."""
+    from qsft.recipe.job import configure
+
+    values = {key: value for key, value in job.recipe.values.items() if key not in {"curate", *ORIGIN}}
+    values |= {"dataset": str(rows), "model_name_or_path": start, "output_dir": str(out)}
+    values.setdefault("target", "sft")
+    trainer = configure(replace(job.recipe, values=values)).trainer()
+    trainer.train()
+    trainer.save_model(str(out))
+    trainer.accelerator.wait_for_everyone()
+
+
+def curated_settings(job: "Job") -> RecipeSettings:
+    """The data settings of a job whose recipe has the key `curate`; its rows are curated now, unless they were."""
+    wanted = dict(job.settings.curate or {})
+    if "method" not in wanted:
+        raise ValueError(f'curate={wanted} names no method. Write for example {{"method": "rft", "n": 8}}.')
+    out = Path(wanted.pop("out", None) or Path(str(job.args.output_dir), "curated"))
+    options = Options.of({item.name: wanted.pop(item.name) for item in fields(Options) if item.name in wanted})
+    curate_job(job, wanted.pop("method"), wanted, out, options)
+    origin: dict[str, Any] = {"dataset": str(out), **dict.fromkeys(ORIGIN, None), "dataset_split": "train"}
+    return replace(job.settings, **origin, curate=None)

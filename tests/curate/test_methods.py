@@ -1,0 +1,255 @@
+"""Each method's result is what its definition says, with a real model and the evaluator's sampler."""
+
+from collections import defaultdict
+
+import pytest
+import torch
+from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
+
+from qsft.curate.critical import critical
+from qsft.curate.grape import grape
+from qsft.curate.reasoning import reasoning_path
+from qsft.curate.rft import rft
+from qsft.curate.self_distill import self_distill
+from qsft.curate.star import star
+from qsft.evals.request import Generation
+
+LENGTH = 14
+KNOWN = [one for one in SUMS if one not in UNKNOWN]
+
+
+def is_right(text, problem):
+    return text.endswith(f"\\boxed{{{problem.gold}}}")
+
+
+def by_problem(kept):
+    found = defaultdict(list)
+    for one in kept:
+        found[one.exercise].append(one)
+    return found
+
+
+def scripted(says):
+    """A model that answers each request by a script."""
+
+    class Script:
+        def sampler(self, sampling):
+            return self
+
+        def sample(self, requests):
+            return [Generation(one.problem, one.sample, says(one), 5, "stop") for one in requests]
+
+    return lambda path: Script()
+
+
+def full_logits_logps(model, tokenizer, prompt, text):
+    """The obvious computation: all logits, log-softmax, the response's and the end token's entries."""
+    response = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *response]])).logits[0].double()
+    logps = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    return logps.gather(-1, torch.tensor(response)[:, None])[:, 0]
+
+
+# RFT
+
+
+def test_rft_keeps_right_and_distinct_paths_and_the_originals(clock_exercises, clock_context):
+    problems, context = clock_exercises(), clock_context()
+    kept = by_problem(rft(problems, context, n=8, temperature=1.0, max_new_tokens=LENGTH, keep=2))
+    assert set(kept) == set(problems)
+    for problem, rows in kept.items():
+        assert [row.origin for row in rows] == ["demonstration", *["sample"] * (len(rows) - 1)]
+        assert len(rows) <= 3
+        texts = [problem.response, *(row.response for row in rows[1:])]
+        assert all(is_right(text, problem) for text in texts)
+        assert len({reasoning_path(text) for text in texts}) == len(texts)
+    assert sum(len(rows) > 1 for rows in kept.values()) > 8
+    counts = context.counts
+    samples = sum(len(rows) - 1 for rows in kept.values())
+    assert counts["right"] == counts["same path as another"] + counts["beyond keep"] + samples
+    assert counts["responses"] == 8 * len(problems)
+
+
+def test_rft_without_originals(clock_exercises, clock_context):
+    kept = rft(clock_exercises(KNOWN[:4]), clock_context(), n=4, max_new_tokens=LENGTH, originals=False)
+    assert {one.origin for one in kept} == {"sample"}
+
+
+def test_rft_never_keeps_what_was_cut_off(clock_exercises, clock_context):
+    with pytest.raises(ValueError, match=r"never answered right.*16 were cut off"):
+        rft(clock_exercises(KNOWN[:4]), clock_context(), n=4, max_new_tokens=3)
+
+
+# STaR
+
+
+def test_star_keeps_rationales_and_hides_the_hint(clock_exercises, clock_context):
+    problems, context = clock_exercises(), clock_context()
+    kept = star(problems, context, max_new_tokens=LENGTH, hint=HINT)
+    assert {one.origin for one in kept} == {"rationale", "hinted"}
+    assert len({one.exercise for one in kept}) == len(kept)
+    for one in kept:
+        row = one.row()
+        assert is_right(row["completion"], one.exercise)
+        assert row["prompt"] == one.exercise.row["prompt"]
+        assert "tip" not in row["prompt"] + row["completion"]
+
+
+def test_star_drops_rationales_that_speak_of_the_hint(clock_exercises, clock_context):
+    def says(request):
+        return "hint says \\boxed{3}" if "hinted" in request.problem else "so \\boxed{9}"
+
+    context = clock_context(load=scripted(says))
+    with pytest.raises(ValueError, match=r"never answered right"):
+        star(clock_exercises([(1, 2)]), context)
+    assert context.counts["gave the hint away"] == 1
+
+
+@pytest.mark.parametrize(("start", "starts"), [("base", [None, None]), ("last", [None, "model-1"])])
+def test_star_trains_between_rounds(start, starts, clock_exercises, clock_context):
+    seen, used = [], []
+
+    def train(kept, model, number):
+        seen.append((len(kept), model))
+        return f"model-{number}"
+
+    context = clock_context(train=train)
+    load = context.load
+    context.load = lambda path: used.append(path) or load(path)
+    star(clock_exercises(KNOWN[:3]), context, rounds=3, start=start, max_new_tokens=LENGTH, hint=HINT)
+    assert [model for _, model in seen] == starts
+    assert list(dict.fromkeys(used)) == [None, "model-1", "model-2"]
+
+
+def test_star_needs_a_hint_that_tells(clock_exercises, clock_context):
+    with pytest.raises(ValueError, match=r"no \{gold\}"):
+        star(clock_exercises(), clock_context(), hint="{question} think harder")
+
+
+# GRAPE
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_grape_is_the_brute_force_likelihood(normalise, clock_exercises, clock_context, clock_model, clock_tokenizer):
+    problems = clock_exercises(SUMS[:6], short="so \\boxed{1}", many=[solution(3, 3), solution(1, 1, opener="swap")])
+    kept = grape(problems, clock_context(), columns="short,many", normalise=normalise, batch_size=3)
+    for one in kept:
+        texts = [one.exercise.response, one.exercise.row["short"], *one.exercise.row["many"]]
+        logps = [full_logits_logps(clock_model, clock_tokenizer, one.exercise.prompt, text) for text in texts]
+        expected = [float(logp.mean() if normalise else logp.sum()) for logp in logps]
+        assert one.columns["candidates"] == ["demonstration", "short", "many[0]", "many[1]"]
+        assert one.columns["scores"] == pytest.approx(expected, abs=1e-5)
+        assert one.columns["score"] == max(one.columns["scores"])
+        assert one.row()["completion"].strip() == texts[expected.index(max(expected))].strip()
+
+
+def test_grape_joins_data_sets_on_the_prompt(clock_exercises, clock_context):
+    problems = clock_exercises(KNOWN[:4])
+    nonsense = clock_exercises(KNOWN[2:4], completion="tip tip tip")
+    context = clock_context(read={"other.jsonl": nonsense}.__getitem__)
+    kept = grape(problems, context, datasets="other.jsonl")
+    assert [len(one.columns["candidates"]) for one in kept] == [1, 1, 2, 2]
+    assert {one.origin for one in kept} == {"demonstration"}
+
+
+def test_grape_leaves_out_what_does_not_fit(clock_exercises, clock_context):
+    problems = clock_exercises(KNOWN[:2], long="so " * 80)
+    context = clock_context()
+    assert [one.columns["scores"][1] for one in grape(problems, context, columns="long")] == [None, None]
+    assert context.counts["longer than the context"] == 2
+
+
+def test_grape_wants_candidates(clock_exercises, clock_context):
+    with pytest.raises(ValueError, match="no prompt has two candidates"):
+        grape(clock_exercises(), clock_context())
+    with pytest.raises(ValueError, match=r"no column 'teacher'.*prompt, completion, answer"):
+        grape(clock_exercises(), clock_context(), columns="teacher")
+
+
+# Self-distillation
+
+
+def test_self_distillation_never_keeps_a_wrong_rewriting(clock_exercises, clock_context):
+    problems, context = clock_exercises(), clock_context()
+    kept = self_distill(problems, context, temperature=1.5, max_new_tokens=LENGTH, template=TEMPLATE)
+    assert [one.exercise for one in kept] == problems
+    assert {one.origin for one in kept} == {"rewritten", "demonstration"}
+    for one in kept:
+        assert is_right(one.row()["completion"], one.exercise)
+        assert one.origin == "rewritten" or one.row()["completion"] == one.exercise.row["completion"]
+
+
+def test_self_distillation_keeps_the_original_of_a_refusal(clock_exercises, clock_context):
+    texts = ["I'm sorry, but I cannot help. \\boxed{3}", "so \\boxed{3}"]
+    context = clock_context(load=scripted(lambda request: texts.pop(0)))
+    kept = self_distill(clock_exercises([(1, 2), (2, 1)]), context, template=TEMPLATE)
+    assert [one.origin for one in kept] == ["demonstration", "rewritten"]
+    assert context.counts["refusals"] == 1
+
+
+# Critical tokens
+
+
+def greedy(model, tokenizer, ids):
+    """Plain greedy decoding, everything computed anew at every step; the response with its end token."""
+    ids, start = list(ids), len(ids)
+    while len(ids) < 32 and (len(ids) == start or ids[-1] != tokenizer.eos_token_id):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[start:]
+
+
+def brute_force(model, tokenizer, problem, response, alternatives):
+    mask = []
+    for at in range(len(response)):
+        prefix = [*problem.prompt, *response[:at]]
+        with torch.no_grad():
+            likely = model(torch.tensor([prefix])).logits[0, -1].argsort(descending=True).tolist()
+        others = [token for token in likely if token != response[at]][:alternatives]
+        ends = [[*response[:at], token, *_rest(model, tokenizer, [*prefix, token])] for token in others]
+        reached = [
+            ids[-1] == tokenizer.eos_token_id and is_right(tokenizer.decode(ids, skip_special_tokens=True), problem)
+            for ids in ends
+        ]
+        mask.append(int(not any(reached)))
+    return mask
+
+
+def _rest(model, tokenizer, ids):
+    return [] if ids[-1] == tokenizer.eos_token_id else greedy(model, tokenizer, ids)
+
+
+@pytest.mark.parametrize("of", ["greedy", "demonstration"])
+def test_critical_tokens_are_the_brute_force_ones(of, clock_exercises, clock_context, clock_model, clock_tokenizer):
+    problems = clock_exercises([*KNOWN[:4], *sorted(UNKNOWN)[:1]])
+    kept = critical(problems, clock_context(), of=of, alternatives=2, max_new_tokens=32, batch_size=5)
+    assert len(kept) >= 3
+    for one in kept:
+        row, start = one.row(), len(one.exercise.prompt)
+        response = row["input_ids"][start:]
+        if of == "greedy":
+            assert response == greedy(clock_model, clock_tokenizer, one.exercise.prompt)
+        assert is_right(clock_tokenizer.decode(response, skip_special_tokens=True), one.exercise)
+        assert row["labels"] == [-100] * start + response
+        assert row["critical"][:start] == [0] * start
+        assert row["critical"][start:] == brute_force(clock_model, clock_tokenizer, one.exercise, response, 2)
+    masks = [value for one in kept for value in one.row()["critical"]]
+    assert 0 < sum(masks) < len(masks)
+
+
+def test_critical_tokens_do_not_depend_on_the_batch(clock_exercises, clock_context):
+    problems = clock_exercises(KNOWN[:3])
+    masks = [
+        [one.row()["critical"] for one in critical(problems, clock_context(f"b{size}"), batch_size=size)]
+        for size in (1, 64)
+    ]
+    assert masks[0] == masks[1]
+
+
+def test_critical_refuses_a_sliding_window(tiny_model):
+    from qsft.curate.branches import Trunk
+
+    model = tiny_model(use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    with pytest.raises(ValueError, match="sliding_attention"):
+        Trunk(model, [1, 2, 3])

@@ -31,10 +31,16 @@ class DataSettings:
 
     dataset: str | None = field(
         default=None,
-        metadata={"help": "numina, openr1, m23k, demo; or the hub id or path of any data set in one of TRL's formats."},
+        metadata={
+            "help": "numina, openr1, m23k, demo; or the hub id or path of any data set in one of TRL's formats.",
+            "aliases": ["--dataset_name"],  # TRL's names of these keys
+        },
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration name of a hub data set."})
-    dataset_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_split: str = field(
+        default="train",
+        metadata={"help": "Split to train on.", "aliases": ["--dataset_train_split"]},
+    )
     dataset_revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of a hub data set."})
     data_dir: str | None = field(
         default=None,

@@ -1,11 +1,12 @@
 """The keys of a recipe: the fields of three dataclasses, read by TRL's own parser of them.
 
-A value in a file and a word of the command line go the same way: `parse_value("learning_rate", ["5e-5"])`.
+A value in a file and a word of the command line go the same way: `parse_words(["--learning_rate", "5e-5"])`.
 """
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import NoneType, UnionType
@@ -16,13 +17,11 @@ from qsft.data.load import DataSettings
 if TYPE_CHECKING:
     from trl import TrlParser
 
-# TRL's spelling of keys that are called otherwise here.
-ALIASES = {"dataset_name": "dataset", "dataset_train_split": "dataset_split", "dataset_test_split": "eval_split"}
-
 # Where rows come from and which of them: said about one data set, so another one starts from the defaults.
 ORIGIN = ("data_dir", "response", "sample_rows", "dataset_config", "dataset_revision", "dataset_split")
 
-NULL = ("null", "None")  # `none` stays a word: report_to has one of that name
+
+OPTION = re.compile(r"^--[\w-]+")
 
 
 @dataclass
@@ -44,7 +43,11 @@ class RecipeSettings(DataSettings):
         },
     )
     eval_split: str | None = field(
-        default=None, metadata={"help": "Split to report the loss on while training (with eval_strategy)."}
+        default=None,
+        metadata={
+            "help": "Split to report the loss on while training (with eval_strategy).",
+            "aliases": ["--dataset_test_split"],  # TRL's name of it
+        },
     )
     eval_tasks: str | None = field(
         default=None, metadata={"help": "What `qsft eval RECIPE` measures: math, medical, or names of tasks."}
@@ -71,16 +74,6 @@ def owners() -> tuple[type, ...]:
 
 
 @cache
-def declared_kinds() -> dict[str, set[Any]]:
-    """The types that each key's field declares, without their parameters: {"report_to": {NoneType, str, list}, …}."""
-    hints = {name: hint for owner in owners() for name, hint in get_type_hints(owner).items()}
-    unions = {
-        name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,) for name, hint in hints.items()
-    }
-    return {name: {get_origin(member) or member for member in members} for name, members in unions.items()}
-
-
-@cache
 def key_parser() -> "TrlParser":
     """TRL's parser of all keys, which gives only what was given: defaults are the dataclasses' business."""
     from trl import TrlParser
@@ -94,26 +87,35 @@ def key_parser() -> "TrlParser":
 
 
 @cache
+def declared_kinds() -> dict[str, set[Any]]:
+    """The types that each key's field declares, without their parameters: {"report_to": {NoneType, str, list}, …}."""
+    hints = {name: hint for owner in owners() for name, hint in get_type_hints(owner).items()}
+    members = {name: get_args(h) if get_origin(h) in (Union, UnionType) else [h] for name, h in hints.items()}
+    return {name: {get_origin(member) or member for member in union} for name, union in members.items()}
+
+
 def keys() -> dict[str, argparse.Action]:
-    """Every key a recipe may hold, by name; `no_bf16` and its kind included."""
-    actions = key_parser()._actions
-    return {action.option_strings[0].removeprefix("--"): action for action in actions}
+    """Every key a recipe may hold, by every name it has but those with hyphens."""
+    options = key_parser()._option_string_actions
+    return {option[2:]: action for option, action in options.items() if "-" not in option[2:]}
 
 
-def parse_value(name: str, words: Sequence[str]) -> Any:
-    """The words after `--name` as a value of the type that its field declares; a ValueError says what is wrong."""
-    alone = [f"--{name}={words[0]}"] if len(words) == 1 else [f"--{name}", *words]
+def _underscored(option: re.Match[str]) -> str:
+    return "--" + option[0][2:].replace("-", "_")
+
+
+def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values that `--key value` words give to keys, and the words that no key takes."""
     try:
-        parsed, rest = key_parser().parse_known_args(alone)
+        parsed, rest = key_parser().parse_known_args([OPTION.sub(_underscored, word) for word in words])
     except argparse.ArgumentError as error:
-        raise ValueError(f"{error.message}. `qsft train --keys` explains every key.") from None
-    if rest:
-        raise ValueError(f"takes one value, but got {' '.join(words)!r}.")
-    value = getattr(parsed, keys()[name].dest)
-    return _one_word(value[0], declared_kinds()[name]) if isinstance(value, list) and len(value) == 1 else value
+        name = str(error.argument_name).partition("/")[0]
+        raise ValueError(f"{name}: {error.message}. `qsft train --keys` explains every key.") from None
+    lone = {key: value[0] for key, value in vars(parsed).items() if isinstance(value, list) and len(value) == 1}
+    return vars(parsed) | {key: _lone(word, declared_kinds()[key]) for key, word in lone.items()}, rest
 
 
-def _one_word(word: str | None, kinds: set[Any]) -> Any:
+def _lone(word: str | None, kinds: set[Any]) -> Any:
     """A list given as one word: JSON, or null, or its only member, which alone will do where text is allowed."""
     if word is None or (word.startswith("[") and isinstance(read_word(word), list)):
         return None if word is None else read_word(word)
@@ -146,35 +148,22 @@ def _widen(action: argparse.Action, kinds: set[Any]) -> None:
     read: Any = action.type
     if kinds <= {bool, NoneType}:
         action.nargs, action.const = "?", True
-    elif dict in kinds:
-        read = _json_or_text if str in kinds else _json_object
     elif list in kinds:
         action.nargs = "+"
-    elif str in kinds and kinds & {int, bool}:
+    elif dict in kinds or (str in kinds and kinds & {int, bool}):
         read = read_word
     if action.choices is not None and NoneType in kinds:
         action.choices = [*action.choices, None]
-    action.type = _or_null(read, NoneType in kinds)
 
-
-def _or_null(read: Callable[[str], Any], allowed: bool) -> Callable[[str], Any]:
     def convert(word: str) -> Any:
-        if word not in NULL:
-            return read(word)
-        if not allowed:
+        value = read(word) if word not in ("null", "None") else None  # `none` stays a word: report_to has one
+        if value is None and NoneType not in kinds:
             raise argparse.ArgumentTypeError("null is not possible here: leave the key out to keep its default")
-        return None
+        if dict in kinds and not isinstance(value, dict | None):
+            if str not in kinds:
+                raise argparse.ArgumentTypeError(f'{word!r} is not a JSON object such as {{"n": 8}}')
+            value = word
+        return value
 
     convert.__name__ = getattr(read, "__name__", "value")  # argparse says "invalid int value"
-    return convert
-
-
-def _json_or_text(word: str) -> Any:
-    value = read_word(word)
-    return value if isinstance(value, dict) else word
-
-
-def _json_object(word: str) -> Any:
-    if isinstance(value := read_word(word), dict):
-        return value
-    raise argparse.ArgumentTypeError(f'{word!r} is not a JSON object such as {{"n": 8}}')
+    action.type = convert

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
-from qsft.recipe.keys import ALIASES, ORIGIN, RecipeSettings, keys, parse_value, read_word
+from qsft.recipe.keys import ORIGIN, RecipeSettings, keys, parse_words, read_word
 from qsft.recipe.relaunch import LAUNCHER_KEYS
 from qsft.targets.did_you_mean import did_you_mean
 
@@ -44,27 +44,17 @@ class Recipe:
         return RecipeSettings(**self.part(RecipeSettings))
 
 
-class Entry(NamedTuple):
-    """One value and where it stands: file:line or the option itself."""
-
-    key: str
-    value: Any
-    place: str
-
-
 def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, or the packaged one of that name, with `--key value` words applied."""
     path = find_recipe(path_or_name) if path_or_name is not None else None
-    values = {} if path is None else {entry.key: entry.value for entry in read_entries(path)}
-    given = list(read_overrides(overrides))
+    values = {} if path is None else read_values(path)
+    given, inner = read_overrides(overrides)
     set_aside = {key: values.pop(key) for key in _void(values, given)}
-    hparams: dict[str, Any] = {}
-    for key, value, place in given:
-        key, _, inner = key.partition(".")
-        values[key] = {**_as_dict(values.get(key), place), inner: value} if inner else value
-        if key == "target_kwargs":
-            hparams |= {inner: value} if inner else _as_dict(value, place)
+    values |= given
+    for key, entries in inner.items():
+        values[key] = _as_dict(key, values.get(key)) | entries
     values |= _own_protocol(values, given)
+    hparams = _as_dict("target_kwargs", given.get("target_kwargs")) | inner.get("target_kwargs", {})
     name = path.stem if path else "run"
     output_dir = values.get("output_dir") or f"runs/{name}-{run_name(values.get('target', DEFAULT_TARGET), hparams)}"
     return Recipe(name, path, values, output_dir, tuple(overrides), set_aside)
@@ -79,18 +69,17 @@ def run_name(target: str, hparams: Mapping[str, Any]) -> str:
     return "-".join([target, *(f"{key}{value}" for key, value in hparams.items())])
 
 
-def _void(values: Mapping[str, Any], given: Sequence[Entry]) -> list[str]:
+def _void(values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """The file's keys that were said about its target or its data set, where the command line names another one."""
-    replaced = {entry.key for entry in given if entry.value != values.get(entry.key)}
+    replaced = {key for key, value in given.items() if value != values.get(key)}
     said = {"target": ("target_kwargs",), "dataset": ORIGIN if "dataset" in values else ()}
     return [key for about, keys in said.items() if about in replaced for key in keys if key in values]
 
 
-def _own_protocol(values: Mapping[str, Any], given: Sequence[Entry]) -> dict[str, str]:
+def _own_protocol(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
     """The evaluation protocol that the file has for this target, unless the command line asks for another one."""
     own = (values.get("target_protocols") or {}).get(values.get("target", DEFAULT_TARGET))
-    asked = any(entry.key == "eval_protocol" for entry in given)
-    return {"eval_protocol": own} if own and not asked else {}
+    return {"eval_protocol": own} if own and "eval_protocol" not in given else {}
 
 
 def find_recipe(path_or_name: str | Path) -> Path:
@@ -113,19 +102,25 @@ def packaged_recipes(folder: str = ".") -> list[Path]:
     return sorted(directory.glob("*.yaml"))
 
 
-def read_entries(path: Path) -> list[Entry]:
+def read_values(path: Path) -> dict[str, Any]:
     """The checked values of a file; sections of a nested file are flattened."""
-    entries: dict[str, Entry] = {}
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
     for key, value, place in _yaml_entries(path):
-        if key in entries:
-            raise ValueError(f"{place}: {key} is already set at {entries[key].place}.")
-        words = [json.dumps(value, default=str) if isinstance(value, dict | list | None) else str(value)]
-        entries[key] = _parsed(key, words, place, f"{place}: {key}")
-    return list(entries.values())
+        _refuse_unknown(key, place)
+        text = json.dumps(value, default=str) if isinstance(value, dict | list | None) else str(value)
+        try:
+            [(name, parsed)] = parse_words([f"--{key}={text}"])[0].items()
+        except ValueError as error:
+            raise ValueError(f"{place}: {str(error).removeprefix('--')}") from None
+        if name in places:
+            raise ValueError(f"{place}: {key} is already set at {places[name]}.")
+        values[name], places[name] = parsed, place
+    return values
 
 
-def _yaml_entries(path: Path) -> list[Entry]:
-    """What YAML makes of a file, or an error that names the line; no tag of it ever runs code."""
+def _yaml_entries(path: Path) -> list[tuple[str, Any, str]]:
+    """(key, value, file:line) as YAML reads them, or an error that names the line; no tag of it ever runs code."""
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
@@ -157,50 +152,32 @@ def _refuse_endless(root: yaml.Node, path: Path) -> None:
             waiting += [n for item in node.value for n in (item if isinstance(item, tuple) else (item,))]
 
 
-def _flatten(loader: yaml.SafeLoader, node: yaml.MappingNode, path: Path) -> Iterator[Entry]:
+def _flatten(loader: yaml.SafeLoader, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, Any, str]]:
     for key_node, value_node in node.value:
         key = str(loader.construct_object(key_node, deep=True))
         if key == LAUNCH_KEY:
             continue
-        key = ALIASES.get(key, key)
         if key not in keys() and isinstance(value_node, yaml.MappingNode):  # a section, as in a nested file
             yield from _flatten(loader, value_node, path)
         else:
             place = f"{path}:{key_node.start_mark.line + 1}"
-            yield Entry(key, loader.construct_object(value_node, deep=True), place)
+            yield key, loader.construct_object(value_node, deep=True), place
 
 
-def read_overrides(words: Sequence[str]) -> Iterator[Entry]:
-    """The `--key value`, `--key=value` and `--flag` words of a command line as checked entries."""
-    for key, values in _grouped(words):
-        name, _, inner = key.partition(".")
-        name = ALIASES.get(name, name)
-        if inner:
-            _refuse_unknown(name, f"--{key}")
-            yield Entry(f"{name}.{inner}", read_word(" ".join(values)), f"--{key}")
-        else:
-            yield _parsed(name, values, f"--{key}", f"--{key}")
-
-
-def _grouped(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    groups: list[tuple[str, list[str]]] = []
-    for word in words:
-        if word.startswith("--"):
-            key, equals, value = word[2:].partition("=")
-            groups.append((key.replace("-", "_"), [value] if equals else []))
-        elif groups:
-            groups[-1][1].append(word)
-        else:
-            raise ValueError(f"{word!r} is not an option. Overrides are written `--key value`.")
-    return groups
-
-
-def _parsed(key: str, words: Sequence[str], place: str, name: str) -> Entry:
-    _refuse_unknown(key, place)
-    try:
-        return Entry(keys()[key].dest, parse_value(key, words), place)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+def read_overrides(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The values that the words of a command line give to keys, and those to entries of a dict: --target_kwargs.eta."""
+    given, rest = parse_words(words)
+    inner: dict[str, dict[str, Any]] = {}
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        key, _, entry = option.removeprefix("--").partition(".")
+        if not option.startswith("--"):
+            raise ValueError(f"{option!r} is no option, and no option before it takes it. Write `--key value`.")
+        _refuse_unknown(key, option)
+        if not equals and (not rest or rest[0].startswith("--")):
+            raise ValueError(f"{option}: a value is missing.")
+        inner.setdefault(keys()[key].dest, {})[entry] = read_word(value if equals else rest.pop(0))
+    return given, inner
 
 
 def _refuse_unknown(name: str, place: str) -> None:
@@ -213,7 +190,7 @@ def _refuse_unknown(name: str, place: str) -> None:
         raise ValueError(f"{place}: {name!r} is not a key.{did_you_mean(name, keys())} `qsft train --keys` lists all.")
 
 
-def _as_dict(value: Any, place: str) -> dict[str, Any]:
+def _as_dict(key: str, value: Any) -> dict[str, Any]:
     if value is None or isinstance(value, dict):
         return value or {}
-    raise ValueError(f"{place}: {value!r} is not a dict, so it has no entries to replace.")
+    raise ValueError(f"{key}: {value!r} is not a dict, so it has no entries to replace.")

@@ -104,6 +104,7 @@ def test_errors_name_file_and_line(line, message, recipe_file):
         (["--no_gradient_checkpointing"], {"gradient_checkpointing": False}),
         (["--bf16"], {"bf16": True}),
         (["--dataset_name", "some/set"], {"dataset": "some/set"}),
+        (["--dataset-name=some/set", "--dataset_test_split", "x"], {"dataset": "some/set", "eval_split": "x"}),
         (["--output_dir", "1"], {"output_dir": "1"}),
         (["--save_steps", "0.5"], {"save_steps": 0.5}),
     ],
@@ -149,12 +150,12 @@ def test_another_data_set_starts_from_its_own_defaults(recipe_file):
     [
         (["--lerning_rate", "1"], "--lerning_rate: 'lerning_rate' is not a key. Did you mean 'learning_rate'"),
         (["--max_length", "long"], "--max_length: invalid int value: 'long'"),
-        (["--seed", "1", "2"], "--seed: takes one value"),
+        (["--seed", "1", "2"], "'2' is no option, and no option before it takes it"),
         (["--seed"], "--seed: expected one argument"),
         (["--prompt", "poem"], "--prompt: invalid choice: 'poem' \\(choose from 'question', 'boxed'"),
-        (["--target_kwargs.eta", "1", "--target_kwargs", "half"], "--target_kwargs: 'half' is not a dict"),
+        (["--target_kwargs.eta", "1", "--target_kwargs", "half"], "target_kwargs: 'half' is not a dict"),
         (["--num_processes", "4"], "an option of the launcher, .* --accelerate_config ddp"),
-        (["oops", "--seed", "1"], "'oops' is not an option"),
+        (["oops", "--seed", "1"], "'oops' is no option"),
     ],
 )
 def test_override_errors(words, message, recipe_file):

@@ -6,7 +6,8 @@ two fine-tunes share the header but not their values; a model in memory is read 
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +70,15 @@ def config_digest(config: "PretrainedConfig") -> str:
     return digest_json(_computation(config.to_diff_dict()))
 
 
+def config_file_digest(path: Path, overrides: Mapping[str, Any]) -> str:
+    """The same of a config.json and what replaces its keys at loading; other versions of transformers read it alike."""
+    return digest_json(_computation(json.loads(path.read_bytes()) | dict(overrides)))
+
+
 def _computation(values: Any) -> Any:
     if isinstance(values, dict):
-        return {str(key): _computation(value) for key, value in values.items() if key not in _NOT_THE_MODEL}
+        kept = (name for name in values if name not in _NOT_THE_MODEL)
+        return {str(n): _computation(values[n]) for n in kept if not re.search("dropout|initializer", str(n))}
     return [_computation(value) for value in values] if isinstance(values, list | tuple) else values
 
 

@@ -17,6 +17,7 @@ from qsft.teacher.documents import Documents, Tokens, document_key, label_positi
 from qsft.teacher.encoding import Rows
 from qsft.teacher.identity import Vocabulary, refuse_other_tokenizer, refuse_small_head
 from qsft.teacher.manifest import read_manifest
+from qsft.teacher.remembered import is_complete, remember
 from qsft.teacher.shards import Shard, damaged, published
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class TeacherCache:
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
         self.manifest.check_sizes(self.path)
+        self._codec = self.manifest.identity.codec(self.manifest.version)
         self.shards = [self._open(shard) for shard in published(self.path)]
-        self._codec = self.manifest.identity.codec
         counts = [len(shard) for shard in self.shards]
         keys = np.concatenate([shard.keys for shard in self.shards] or [np.zeros((0, 16), np.uint8)])
         order = np.argsort(_comparable(keys), kind="stable")  # of two copies of a document the first one is read
@@ -72,6 +73,11 @@ class TeacherCache:
         """Rows of the teacher's head."""
         return self.manifest.identity.vocab_size
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether rows carry the log of the mass outside their slots: from format version 2 on."""
+        return self.manifest.version > 1
+
     def has(self, input_ids: Tokens, labels: Tokens) -> bool:
         """Whether a lookup would succeed; a document without a label has nothing to look up."""
         return not len(label_positions(labels)) or document_key(input_ids, labels) in self
@@ -80,12 +86,11 @@ class TeacherCache:
         """The teacher at the document's label positions, in order: ids int32 [n,k], log-probs and label_logp fp16."""
         n = len(label_positions(labels))
         if not n:
-            empty = np.zeros((0, self.k), np.float16)
-            return TopK(*map(torch.from_numpy, (empty.astype(np.int32), empty, empty[:, 0])))
+            return _tensors(self._codec.decode(np.zeros(0, np.uint8), 0))
         rows = self.lookup_arrays(document_key(input_ids, labels))
         if len(rows.ids) != n:
             raise ValueError(f"the cache {self.path} holds {len(rows.ids)} rows for a document with {n} labels.")
-        return TopK(*(torch.from_numpy(np.ascontiguousarray(array)) for array in rows))
+        return _tensors(rows)
 
     def lookup_arrays(self, key: bytes) -> Rows:
         """The rows of the document named `key`, as numpy arrays."""
@@ -101,15 +106,33 @@ class TeacherCache:
         """Which of the documents named `keys` (uint8 [n,16]) the cache lacks, as a mask."""
         return self._places(keys) < 0
 
+    @property
+    def shard_names(self) -> list[str]:
+        """The shards' files; each is named by its digest."""
+        return [shard.path.name for shard in self.shards]
+
+    def is_complete(self, documents: Documents) -> bool:
+        """Whether all documents are known to be here from an earlier start; False when it has to be looked up."""
+        return is_complete(self.path, documents, self.shard_names)
+
     def missing(self, documents: Iterable[Mapping[str, Tokens]], *, check: bool = True) -> list[int]:
-        """Indices of the documents the cache lacks; with `check`, DamagedShard if one it has is not as written."""
-        found = (documents if isinstance(documents, Documents) else Documents(documents)).overview
+        """Indices of the documents the cache lacks; with `check`, DamagedShard if one it has is not as written.
+
+        Without `check`, a data set that was complete at an earlier start is not read again.
+        """
+        documents = documents if isinstance(documents, Documents) else Documents(documents)
+        if not check and self.is_complete(documents):
+            return []
+        found = documents.overview
         labelled = found.labels > 0
         places = self._places(found.keys)
         if check:
             for place in np.unique(places[(places >= 0) & labelled]):
                 self.shards[self._shard_of[place]].checked(int(self._place_of[place]))
-        return np.flatnonzero((places < 0) & labelled).tolist()
+        absent = np.flatnonzero((places < 0) & labelled).tolist()
+        if not absent:
+            remember(self.path, documents, self.shard_names)
+        return absent
 
     def check_student(self, tokenizer: "PreTrainedTokenizerBase | None" = None, vocab_size: int | None = None) -> None:
         """ValueError unless a student speaks the cache's tokens; heads may differ in padding rows.
@@ -137,8 +160,9 @@ class TeacherCache:
 
     def _open(self, path: Path) -> Shard:
         shard = Shard(path)
-        if shard.identity != self.manifest.identity.json():
-            raise damaged(path, "it was made by another capture than the manifest's (teacher, k or encoding)")
+        if (shard.version, shard.identity) != (self.manifest.version, self.manifest.identity.json()):
+            raise damaged(path, "it was made by another capture than the manifest's (teacher, k, encoding or version)")
+        shard.check_sizes(self._codec)
         return shard
 
     def _find(self, key: bytes) -> int | None:
@@ -153,6 +177,11 @@ class TeacherCache:
         inside = np.minimum(places, len(self._keys) - 1)
         found = self._keys[inside] == wanted if len(self._keys) else np.zeros(len(wanted), bool)
         return np.where(found, places, -1)
+
+
+def _tensors(rows: Rows) -> TopK:
+    columns = [None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in rows]
+    return TopK(*columns)  # type: ignore[arg-type]
 
 
 def _comparable(keys: np.ndarray) -> np.ndarray:

@@ -7,9 +7,8 @@ out.
 
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from qsft.files import NoSpace, make_directory, probe, publish
 from qsft.processes import is_main, rank, world_size
 from qsft.progress import Progress
+from qsft.targets.view import TopK
 from qsft.teacher.batches import Plan, plan_capture, ready_batches
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
@@ -35,9 +35,11 @@ from qsft.teacher.identity import (
     shared_evidence,
     teacher_difference,
 )
-from qsft.teacher.live import evaluating, input_device, top_rows
+from qsft.teacher.live import concatenate, evaluating, input_device, top_rows
 from qsft.teacher.manifest import MANIFEST, create_manifest, recover_manifest, refresh_manifest
-from qsft.teacher.shards import Shard, published
+from qsft.teacher.remembered import remember
+from qsft.teacher.shards import VERSION, published
+from qsft.teacher.sharing import require_shared, wait_for_others
 from qsft.teacher.source import TeacherSource, dtype_name, head_rows
 from qsft.teacher.writer import Computed, ShardWriter
 
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WHAT = "the teacher cache"
-POLL_SECONDS = 0.2
 
 
 def build_cache(
@@ -72,29 +73,35 @@ def build_cache(
     dataset       rows with `input_ids` and `labels` (−100: ignored), as training will see them
     teacher       a causal LM, a path, or a hub id (with `revision`), loaded in its own dtype unless `dtype` is given
     tokenizer     the one the data were tokenised with; it must be the teacher's
-    encoding      "exact" (387 bytes per label token at k = 64) or "compact" (214 bytes, KL below 1e-5)
+    encoding      "exact" (389 bytes per label token at k = 64) or "compact" (216 bytes, KL below 1e-5)
     top_p         keep only the slots that hold this share of the mass, between `min_k` and k of them
-    batch_tokens  tokens per forward, padding included
+    batch_tokens  tokens per forward, padding included; halved when the teacher runs out of memory
     patience      seconds without a new shard after which a process no longer waits for the others
     """
     path = Path(path)
     check_settings(k, encoding, top_p, min_k)
     documents = dataset if isinstance(dataset, Documents) else Documents(dataset)
-    plan = plan_capture(documents, batch_tokens)
     source = TeacherSource(teacher, dtype=dtype, revision=revision, device=device, model_kwargs=model_kwargs)
     settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k} | source.asked_dtype
     vocabulary = Vocabulary.of(tokenizer)
     make_directory(path, WHAT)
     cache = _open_matching(path, source, vocabulary, settings)
+    if cache is not None and cache.is_complete(documents):
+        return _finished(path, vocabulary)
+    plan = plan_capture(documents, batch_tokens)
     missing = plan.missing(cache)
     if missing.any():
+        _refuse_old_version(cache)
         probe(path, WHAT)
+        require_shared(path)
         source.refuse_other_tokenizer(vocabulary)
         model = source.load()
         identity = _claim(path, source, model, vocabulary, settings)
         Capture(model, identity, path, plan, missing).run(shard_bytes, progress)
-        _wait_for_others(path, {key.tobytes() for key in plan.keys[missing]}, patience)
-    return _finished(path, vocabulary)
+        wait_for_others(path, {key.tobytes() for key in plan.keys[missing]}, patience)
+    cache = _finished(path, vocabulary)
+    remember(path, documents, cache.shard_names)
+    return cache
 
 
 def _open_matching(
@@ -114,6 +121,14 @@ def _open_matching(
         source.load()  # a model object and its files have different names, a commit may change the README only
     refuse_other_teacher(identity.teacher, source.describe(), path)
     return cache
+
+
+def _refuse_old_version(cache: TeacherCache | None) -> None:
+    if cache is not None and cache.manifest.version != VERSION:
+        raise ValueError(
+            f"the teacher cache {cache.path} has format version {cache.manifest.version}: it is read, but documents "
+            f"are added in version {VERSION} only, which stores the tail. Give a new directory, or delete this one."
+        )
 
 
 def _claim(
@@ -147,6 +162,7 @@ class Capture:
     path: Path
     plan: Plan
     missing: np.ndarray
+    pieces: list[int] = field(default_factory=lambda: [1])  # parts a batch is computed in
 
     def run(self, shard_bytes: int, progress: bool) -> None:
         """Compute and publish this process's batches."""
@@ -176,9 +192,31 @@ class Capture:
     def _compute(self, batch: np.ndarray, documents: list[np.ndarray], inputs: dict[str, Tensor]) -> Computed:
         """One batch through the teacher, a document per row: positions count from its first token."""
         device = input_device(self.model)
-        rows = top_rows(self.model, self.identity.k, **{name: tensor.to(device) for name, tensor in inputs.items()})
+        rows = self._rows({name: tensor.to(device) for name, tensor in inputs.items()})
         keys, counts = [key.tobytes() for key in self.plan.keys[batch]], self.plan.labels[batch].tolist()
         return Computed(rows, keys, documents, counts, self.missing[batch].tolist())
+
+    def _rows(self, inputs: dict[str, Tensor]) -> TopK:
+        """The teacher's rows; a batch that does not fit the memory is computed in halves, as are those after it."""
+        size, width = inputs["input_ids"].shape
+        while True:
+            step = -(-size // self.pieces[0])
+            parts = [{name: tensor[i : i + step] for name, tensor in inputs.items()} for i in range(0, size, step)]
+            try:
+                return concatenate([top_rows(self.model, self.identity.k, **part) for part in parts])
+            except torch.OutOfMemoryError as error:
+                if step == 1:
+                    raise torch.OutOfMemoryError(
+                        f"one document of {width} tokens does not fit the teacher's memory. Load it in bfloat16, "
+                        "spread it with model_kwargs={'device_map': 'auto'}, or shorten max_length."
+                    ) from error
+            self.pieces[0] *= 2
+            torch.cuda.empty_cache()
+            print(
+                f"the teacher ran out of memory with {step} documents of {width} tokens: batches are computed in "
+                f"{self.pieces[0]} parts from now on (batch_tokens sets their size).",
+                file=sys.stderr,
+            )
 
     def _bytes_needed(self, missing: np.ndarray) -> float:
         """What missing documents take on disk; with top_p the most they can."""
@@ -194,27 +232,6 @@ class Capture:
         if self.identity.top_p is None:
             raise NoSpace(f"{words}. Free some space, choose another directory, or use encoding='compact' or top_p.")
         print(f"{words}, which may do: top_p keeps fewer slots than k.", file=sys.stderr)
-
-
-def _wait_for_others(path: Path, outstanding: set[bytes], patience: float) -> None:
-    """Return when every document is published; a process that died must not keep the others for ever."""
-    seen: set[Path] = set()
-    last_news = time.monotonic()
-    while True:
-        for shard in set(published(path)) - seen:
-            seen.add(shard)
-            outstanding -= {key.tobytes() for key in Shard(shard).keys}
-            last_news = time.monotonic()
-        if not outstanding:
-            return
-        if time.monotonic() - last_news > patience:
-            raise ValueError(
-                f"{len(outstanding)} documents of the teacher cache {path} did not come from the other processes "
-                f"within {patience:.0f} s. One of them probably died, or it runs on a node that writes elsewhere: all "
-                "nodes must see this directory on a file system they share. What was published stays: rerun the "
-                "command."
-            )
-        time.sleep(POLL_SECONDS)
 
 
 def _finished(path: Path, vocabulary: Vocabulary) -> TeacherCache:

@@ -5,6 +5,7 @@ by a document's tokens, so both readings must agree; a test compares them for ev
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qsft.fingerprints import digest
+from qsft.fingerprints import digest, digest_json
 from qsft.targets.view import IGNORED
 
 Tokens = Any  # a list, a numpy array or a tensor of integers
@@ -109,6 +110,15 @@ class Documents(Sequence[Document]):
             for part, values in zip(parts, (ids, labels, np.diff(bounds).astype("<i8"))):
                 part.update(values.data)
         return digest(b"".join(part.digest() for part in parts))
+
+    @cached_property
+    def stamp(self) -> str | None:
+        """A name for these documents that costs no pass over them: of the files they lie in; None where there are none.
+
+        It changes with the files' sizes and times and with what `datasets` did to them (its fingerprint).
+        """
+        stamps = [None if self.collator is not None else _stamp(dataset) for dataset in self.datasets]
+        return None if not stamps or None in stamps else digest_json(stamps)
 
     def _runs(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
         """Neighbours in memory together: places, ids and labels as int32 (each first label ignored), and bounds."""
@@ -293,6 +303,21 @@ def _arrow_table(dataset: Any) -> Any:
         if any(chunk.values.null_count for chunk in column.chunks):
             return None
     return table
+
+
+def _stamp(dataset: Any) -> list[Any] | None:
+    """Fingerprint, rows and files of a memory-mapped `datasets.Dataset`."""
+    from datasets.table import ConcatenationTable, MemoryMappedTable
+
+    if _arrow_table(dataset) is None:
+        return None
+    blocks = [dataset.data]
+    if isinstance(dataset.data, ConcatenationTable):
+        blocks = [block for row in dataset.data.blocks for block in row]
+    if not all(isinstance(block, MemoryMappedTable) for block in blocks):
+        return None
+    files = [(file["filename"], os.stat(file["filename"])) for file in dataset.cache_files]
+    return [dataset._fingerprint, len(dataset), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]]
 
 
 def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:

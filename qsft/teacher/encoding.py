@@ -1,53 +1,72 @@
-"""How the teacher's rows of one document become bytes, and back: `exact` and `compact`. numpy only.
+"""How the teacher's rows of one document become bytes, and back: `exact` and `compact`.
 
-Every payload starts with two columns, one value per row: the number of slots and the label's log-prob (fp16).
-Rows may differ in length; nothing is padded on disk. At k = 64 and a vocabulary of 151,936:
+Every payload starts with three columns, one value per row: the number of slots, the label's log-prob and the log of
+the mass outside the slots (both fp16; rounded log-probs do not give the tail back). Rows may differ in length; nothing
+is padded on disk. At k = 64 and a vocabulary of 151,936:
 
-    exact     ids int32, log-probs fp16                                              387 bytes per row
-    compact   ids in ⌈log2 V⌉ bits; log-probs as top (fp16) − level·range/255        214 bytes per row
+    exact     ids int32, log-probs fp16                                              389 bytes per row
+    compact   ids in ⌈log2 V⌉ bits; log-probs as top (fp16) − level·range/255        216 bytes per row
+
+docs/cache_format.md says it byte by byte. Version 1 had no tail; it is decoded, no longer written.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 LOWEST = -65504.0  # the smallest finite fp16: a log-prob below it stays a live slot
 LEVELS = 255
+# Cells (rows × k) that a decoder allocates at most: in all, and per byte beyond a harmless number of them.
+MOST_CELLS, FREE_CELLS, CELLS_PER_BYTE = 1 << 28, 1 << 24, 8192
 # The encoder tries slightly wider ranges and keeps the one whose levels fall closest to the likely tokens.
 # Decoding is unaffected; KL falls by a factor of two to four where a few tokens hold the mass.
 STRETCHES = 1 + 0.004 * np.arange(16, dtype=np.float32)
 
 
 class Rows(NamedTuple):
-    """The teacher at n label positions: ids [n,k], log-probs [n,k] (−inf: empty slot), the label's log-prob [n]."""
+    """The teacher at n label positions: ids [n,k], log-probs [n,k] (−inf: empty slot), and one value per position.
+
+    label_logp   the label's log-prob, in the slots or not
+    log_tail     log of the mass outside the slots; None in a cache of version 1
+    """
 
     ids: np.ndarray
     logps: np.ndarray
     label_logp: np.ndarray
+    log_tail: np.ndarray | None = None
+
+    def part(self, places: slice | np.ndarray) -> "Rows":
+        """The rows at `places`."""
+        return Rows(*(None if column is None else column[places] for column in self))  # type: ignore[arg-type]
 
 
 def canonical(rows: Rows) -> Rows:
     """The same rows, likeliest slot first, empty slots last, log-probs in fp16's range and at most 0."""
-    logps = rows.logps.astype(np.float32)
-    if np.isnan(logps).any() or np.isnan(rows.label_logp).any():
+    ids, logps, label_logp, log_tail = rows
+    if any(np.isnan(column).any() for column in (logps, label_logp, log_tail) if column is not None):
         raise ValueError("a teacher row holds NaN; a cache stores log-probs only")
-    logps = np.where(logps == -np.inf, -np.inf, np.clip(logps, LOWEST, 0.0))
-    ids = rows.ids
+    logps = _storable(logps.astype(np.float32, copy=False))
     if (logps[:, 1:] > logps[:, :-1]).any():
         order = np.argsort(-logps, axis=1, kind="stable")
         ids, logps = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1)
-    return Rows(ids, logps, np.minimum(rows.label_logp, 0.0))
+    return Rows(ids, logps, _storable(label_logp), None if log_tail is None else _storable(log_tail))
 
 
 def truncate(rows: Rows, top_p: float | None, min_k: int) -> Rows:
-    """The shortest prefix of every row that holds `top_p` of the mass, but at least `min_k` slots."""
+    """The shortest prefix of every row that holds `top_p` of the mass, but at least `min_k` slots; the rest is tail."""
     if top_p is None:
         return rows
-    before = np.cumsum(np.exp(rows.logps.astype(np.float64)), axis=1) - np.exp(rows.logps.astype(np.float64))
-    keep = (before < top_p) | (np.arange(rows.logps.shape[1]) < min_k)
-    return rows._replace(logps=np.where(keep, rows.logps, -np.inf))
+    mass = np.exp(rows.logps.astype(np.float64))
+    keep = (np.cumsum(mass, axis=1) - mass < top_p) | (np.arange(mass.shape[1]) < min_k)
+    tail = None
+    if rows.log_tail is not None:
+        with np.errstate(divide="ignore"):
+            tail = np.log(np.exp(rows.log_tail.astype(np.float64)) + np.where(keep, 0.0, mass).sum(axis=1))
+    return rows._replace(logps=np.where(keep, rows.logps, -np.inf), log_tail=tail)
 
 
 @dataclass(frozen=True)
@@ -56,41 +75,61 @@ class Codec(ABC):
 
     k: int
     vocab_size: int
+    version: int = 2
 
     def encode(self, rows: Rows) -> bytes:
         """The payload of one document."""
+        if self.version != 2 or rows.log_tail is None:
+            raise ValueError("only rows with a log_tail are written, in format version 2")
         rows = canonical(rows)
         live = rows.logps > -np.inf
-        label_logp = np.where(rows.label_logp == -np.inf, -np.inf, np.maximum(rows.label_logp, LOWEST))
-        columns = [live.sum(axis=1).astype(self._count), label_logp.astype("<f2")]
+        columns = [live.sum(axis=1).astype(self._count), rows.label_logp.astype("<f2"), rows.log_tail.astype("<f2")]  # type: ignore[union-attr]
         return b"".join(column.tobytes() for column in [*columns, *self._pack(rows, live)])
 
     def decode(self, payload: np.ndarray, n: int) -> Rows:
         """The `n` rows of a payload (uint8), padded to k slots; ValueError when the bytes cannot be such rows."""
+        if self.is_implausible(n, len(payload)):
+            raise ValueError(f"{len(payload)} bytes claim {n} rows of k={self.k} slots")
         columns = _Columns(payload)
         counts = columns.take(self._count, n)
         label_logp = columns.take("<f2", n)
+        log_tail = columns.take("<f2", n) if self.version > 1 else None
         if n and int(counts.max()) > self.k:
             raise ValueError(f"a row claims {int(counts.max())} slots, the cache has k={self.k}")
-        live = np.arange(self.k) < counts[:, None]
-        ids, logps = self._unpack(columns, live)
+        ids, logps = self._unpack(columns, counts)
         columns.end()
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise ValueError(f"a row holds an id outside the vocabulary of {self.vocab_size}")
-        if not ((logps <= 0).all() and (label_logp <= 0).all()):
+        if not all((column <= 0).all() for column in (logps, label_logp, log_tail) if column is not None):
             raise ValueError("a row holds a log-prob above 0 or NaN")
-        return Rows(_pad(ids, live, 0), _pad(logps, live, -np.inf), label_logp)
+        return Rows(self._pad(ids, counts, 0), self._pad(logps, counts, -np.inf), label_logp, log_tail)
+
+    def is_implausible(self, rows: int, size: int) -> bool:
+        """Whether `size` bytes that claim so many rows would make a reader allocate far more than they hold."""
+        cells = rows * self.k
+        return cells > MOST_CELLS or (cells > FREE_CELLS and cells > CELLS_PER_BYTE * size)
 
     @property
     def _count(self) -> str:
         return "u1" if self.k < 256 else "<u2"
+
+    def _is_full(self, counts: np.ndarray) -> bool:
+        return bool(len(counts)) and int(counts.min()) == self.k
+
+    def _pad(self, flat: np.ndarray, counts: np.ndarray, empty: float) -> np.ndarray:
+        """The flat slots as [n,k]; rows of full length need no scatter."""
+        if self._is_full(counts):
+            return flat.reshape(-1, self.k)
+        padded = np.full((len(counts), self.k), empty, flat.dtype)
+        padded[np.arange(self.k) < counts[:, None]] = flat
+        return padded
 
     @abstractmethod
     def _pack(self, rows: Rows, live: np.ndarray) -> list[np.ndarray]:
         """The columns that hold the slots of canonical rows."""
 
     @abstractmethod
-    def _unpack(self, columns: "_Columns", live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _unpack(self, columns: "_Columns", counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """ids (int32) and log-probs (fp16) of all live slots, row after row."""
 
 
@@ -100,8 +139,8 @@ class Exact(Codec):
     def _pack(self, rows: Rows, live: np.ndarray) -> list[np.ndarray]:
         return [rows.ids[live].astype("<i4"), rows.logps[live].astype("<f2")]
 
-    def _unpack(self, columns: "_Columns", live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        slots = int(live.sum())
+    def _unpack(self, columns: "_Columns", counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        slots = int(counts.sum())
         return columns.take("<i4", slots), columns.take("<f2", slots)
 
 
@@ -111,18 +150,25 @@ class Compact(Codec):
     def _pack(self, rows: Rows, live: np.ndarray) -> list[np.ndarray]:
         top, gap = _gaps(rows.logps, live)
         width, level = _quantise(gap, np.where(live, np.exp(rows.logps), 0.0))
-        levels = level[live & _after_first(live)].astype(np.uint8)
+        levels = level[:, 1:][live[:, 1:]].astype(np.uint8)
         return [top.astype("<f2"), width.astype("<f2"), *_split_bits(rows.ids[live], self._bits), levels]
 
-    def _unpack(self, columns: "_Columns", live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        n, slots = len(live), int(live.sum())
+    def _unpack(self, columns: "_Columns", counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        n, slots = len(counts), int(counts.sum())
         top, width = columns.take("<f2", n).astype(np.float32), columns.take("<f2", n).astype(np.float32)
         ids = _join_bits(columns, slots, self._bits)
-        stored = live & _after_first(live)
-        level = np.zeros(live.shape, np.float32)
-        level[stored] = columns.take("u1", int(stored.sum()))
-        logps = np.maximum(top[:, None] - level * (width[:, None] / LEVELS), LOWEST)
-        return ids, logps[live].astype(np.float16)
+        levels = columns.take("u1", slots - int((counts > 0).sum()))
+        logps = np.zeros((n, self.k), np.float32)
+        if self._is_full(counts):
+            logps[:, 1:] = levels.reshape(n, -1)
+        else:
+            logps[:, 1:][np.arange(1, self.k) < counts[:, None]] = levels
+        logps *= -(width / LEVELS)[:, None]
+        logps += top[:, None]
+        np.maximum(logps, LOWEST, out=logps)
+        if not self._is_full(counts):
+            logps = logps[np.arange(self.k) < counts[:, None]]
+        return ids, _half(logps.reshape(-1))
 
     @property
     def _bits(self) -> int:
@@ -134,8 +180,13 @@ ENCODINGS: dict[str, type[Codec]] = {"exact": Exact, "compact": Compact}
 
 def row_bytes(encoding: str, k: int, vocab_size: int) -> float:
     """Bytes per label position of `encoding` with k slots each, to estimate the disk needed."""
-    id_bits, fixed, per_slot = (32, 3, 2) if encoding == "exact" else ((vocab_size - 1).bit_length(), 6, 1)
+    id_bits, fixed, per_slot = (32, 5, 2) if encoding == "exact" else ((vocab_size - 1).bit_length(), 8, 1)
     return k * (id_bits / 8 + per_slot) + fixed + (k >= 256)
+
+
+def _storable(logps: np.ndarray) -> np.ndarray:
+    """Log-probs at most 0 and within fp16's range; −inf stays."""
+    return np.where(logps == -np.inf, -np.inf, np.clip(logps, LOWEST, 0.0))
 
 
 def _gaps(logps: np.ndarray, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -165,10 +216,6 @@ def _half_above(x: np.ndarray) -> np.ndarray:
     return np.where(half.astype(np.float32) < x, np.nextafter(half, np.float16(np.inf)), half).astype(np.float32)
 
 
-def _after_first(live: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(np.arange(live.shape[1]) > 0, live.shape)
-
-
 def _split_bits(ids: np.ndarray, bits: int) -> list[np.ndarray]:
     """Two planes: the whole low bytes of every id, and its remaining high bits packed."""
     low, high = divmod(bits, 8)
@@ -182,24 +229,37 @@ def _split_bits(ids: np.ndarray, bits: int) -> list[np.ndarray]:
 def _join_bits(columns: "_Columns", count: int, bits: int) -> np.ndarray:
     """The ids that `_split_bits` took apart, as int32."""
     low, high = divmod(bits, 8)
-    parts = np.zeros((count, 4), np.uint8)
-    parts[:, :low] = columns.take("u1", count * low).reshape(count, low)
-    ids = parts.view("<u4")[:, 0]
+    whole = columns.take("u1", count * low)
+    if low in (1, 2):
+        ids = whole.view(f"<u{low}").astype(np.int32)
+    else:
+        parts = np.zeros((count, 4), np.uint8)
+        parts[:, :low] = whole.reshape(count, low)
+        ids = parts.view("<i4")[:, 0]
     if high:
-        packed = columns.take("u1", -(-count * high // 8))
-        planes = np.unpackbits(packed, count=count * high).reshape(count, high)
-        for bit in range(high):
-            ids |= planes[:, bit].astype(np.uint32) << np.uint32(8 * low + bit)
-    return ids.astype(np.int32)
+        ids |= _high_bits(columns.take("u1", -(-count * high // 8)), count, high) << np.int32(8 * low)
+    return ids
 
 
-def _pad(flat: np.ndarray, live: np.ndarray, empty: float) -> np.ndarray:
-    """The flat slots as [n,k]; rows of full length need no scatter."""
-    if flat.size == live.size:
-        return flat.reshape(live.shape)
-    padded = np.full(live.shape, empty, flat.dtype)
-    padded[live] = flat
-    return padded
+def _high_bits(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
+    """`count` numbers of `bits` bits each (lowest first, from a byte's highest bit on), as int32."""
+    if 8 % bits == 0:  # a byte holds whole numbers: look them up
+        return _byte_table(bits)[packed].reshape(-1)[:count]
+    planes = np.unpackbits(packed, count=count * bits).reshape(count, bits)
+    return (planes.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(axis=1, dtype=np.int32)
+
+
+@cache
+def _byte_table(bits: int) -> np.ndarray:
+    """The 8/bits numbers that each of the 256 bytes holds."""
+    planes = np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(256, -1, bits)
+    return (planes.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(axis=2, dtype=np.int32)
+
+
+def _half(x: np.ndarray) -> np.ndarray:
+    """float32 as fp16; numpy rounds the same, six times slower."""
+    half: np.ndarray = torch.from_numpy(x).half().numpy()
+    return half
 
 
 class _Columns:

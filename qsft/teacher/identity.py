@@ -20,7 +20,7 @@ LARGEST_K, LARGEST_VOCABULARY = 65_535, 2**31 - 1
 class Identity:
     """What must be equal for two captures to share a cache.
 
-    teacher     name, revision, files (name, size, digest of header and sampled blocks), digest of sampled weights
+    teacher     name, revision, files (name, size, digest of header and sampled blocks), digests of weights and config
     tokenizer   digest of its vocabulary, number of ids, digest of its chat template (recorded, not compared)
     vocab_size  rows of the teacher's head
     dtype       what the teacher computed in; log-probs are always float32 before they are stored
@@ -54,10 +54,9 @@ class Identity:
         """The identity as the manifest and every shard carry it."""
         return asdict(self)
 
-    @property
-    def codec(self) -> Codec:
-        """Encoder and decoder of the cache's payloads."""
-        return ENCODINGS[self.encoding](self.k, self.vocab_size)
+    def codec(self, version: int) -> Codec:
+        """Encoder and decoder of the cache's payloads in a version of the format."""
+        return ENCODINGS[self.encoding](self.k, self.vocab_size, version)
 
 
 def check_settings(k: object, encoding: object, top_p: object, min_k: object) -> None:
@@ -82,11 +81,15 @@ def refuse_other_settings(cache: Identity, path: Path, **wanted: object) -> None
 def teacher_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
     """What shows that two teachers are not the same one; None when nothing does.
 
-    The strongest evidence both have decides: sampled weights, weight files, the hub's commit, at last the name.
+    The strongest evidence both have decides: weights, weight files, the hub's commit, at last the name. The same
+    weights under another configuration (rope, norms, activation) are another teacher.
     """
     evidence = shared_evidence(cached, given)
+    configurations = next((n for n in ("config_file", "config") if cached.get(n) and given.get(n)), None)
     if cached.get(evidence) == given.get(evidence):
-        return None
+        if configurations is None or cached[configurations] == given[configurations]:
+            return None
+        return f"{cached.get('name')} with another configuration than that of {given.get('name')}"
     if evidence == "name":
         return f"{cached.get('name')}, not {given.get('name')}"
     if evidence == "revision":
@@ -96,8 +99,10 @@ def teacher_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | N
 
 def shared_evidence(cached: dict[str, Any], given: dict[str, Any]) -> str:
     """What is known of both teachers and decides whether they are one."""
-    known = (name for name in ("weights", "files", "revision") if cached.get(name) and given.get(name))
-    return next(known, "name")
+    kinds = ("weights", "files", "revision")
+    if "config" not in cached:
+        kinds = kinds[1:]  # version 1 of the format knew samples of the weights only
+    return next((name for name in kinds if cached.get(name) and given.get(name)), "name")
 
 
 def refuse_other_teacher(cached: dict[str, Any], given: dict[str, Any], path: Path) -> None:

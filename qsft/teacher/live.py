@@ -68,8 +68,7 @@ def top_rows(model: nn.Module, k: int, **batch: Tensor | None) -> TopK:
     Log-probs are float32, normalised over the full vocabulary at temperature 1.
     """
     hidden, labels = predicting_states(model, **batch)
-    columns = zip(*(_best(tile, labels[rows], k) for rows, tile in logit_tiles(model, hidden)))
-    return TopK(*map(torch.cat, columns))
+    return concatenate([TopK(*_best(tile, labels[rows], k)) for rows, tile in logit_tiles(model, hidden)])
 
 
 @torch.no_grad()
@@ -91,6 +90,12 @@ def teacher_rows(
     """`top_rows`, or `full_rows` when k is None."""
     batch = {"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask, "position_ids": position_ids}
     return full_rows(model, **batch) if k is None else top_rows(model, k, **batch)
+
+
+def concatenate(parts: list[TopK]) -> TopK:
+    """The rows of all parts, one after the other."""
+    columns = zip(*((part.ids, part.logps, part.label_logp, part.log_tail) for part in parts))
+    return TopK(*map(torch.cat, columns))  # type: ignore[arg-type]
 
 
 def predicting_states(
@@ -148,12 +153,17 @@ def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], I
     return best.values, ids.gather(1, best.indices)
 
 
-def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """ids, log-probs and the label's log-prob, of at most the whole vocabulary; overwrites the tile."""
+def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ids, log-probs, the label's log-prob and the log of what is left, of one tile, which is overwritten.
+
+    The tail is summed with the slots masked out: 1 − Σp would lose it to rounding where it is small.
+    """
     values, ids = top_k(tile, min(k, tile.shape[-1]))
-    label = tile.gather(-1, labels[:, None])
-    lse = values[:, :1] + tile.sub_(values[:, :1]).exp_().sum(dim=-1, keepdim=True).log_()
-    return ids.to(torch.int32), values - lse, (label - lse)[:, 0]
+    label, top = tile.gather(-1, labels[:, None]), values[:, :1]
+    tail = tile.sub_(top).exp_().scatter_(-1, ids, 0.0).sum(dim=-1, keepdim=True)
+    mass = (values - top).exp_().sum(dim=-1, keepdim=True).add_(tail).log_()
+    lse = top + mass
+    return ids.to(torch.int32), values - lse, (label - lse)[:, 0], (tail.log_() - mass)[:, 0]
 
 
 def _everything(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:

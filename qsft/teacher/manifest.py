@@ -8,17 +8,18 @@ published since is read as well, because shards describe themselves.
 import json
 import platform
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
 from qsft.files import publish
 from qsft.fingerprints import digest
 from qsft.teacher.identity import Identity
-from qsft.teacher.shards import NAME, Facts, Shard, damaged, published
+from qsft.teacher.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, damaged, published
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "qsft teacher cache", 1
+FORMAT = "qsft teacher cache"
 LARGEST_BYTES = 64 << 20
 LIBRARIES = ("qsft", "torch", "transformers", "numpy", "safetensors")
 LOST_MANIFEST = (
@@ -35,12 +36,13 @@ class Manifest:
     libraries: dict[str, str] = field(default_factory=dict)
     shards: dict[str, dict[str, int]] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
+    version: int = VERSION
 
     def render(self) -> bytes:
         """The bytes of manifest.json."""
         content = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "identity": self.identity.json(),
             "libraries": self.libraries,
             "shards": self.shards,
@@ -85,9 +87,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise ValueError(f"{path} is not JSON ({error}). {LOST_MANIFEST}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe a {FORMAT}.")
-    if content.get("version") != VERSION:
+    if content.get("version") not in READ_VERSIONS or type(content["version"]) is not int:
         raise ValueError(
-            f"{path} has format version {content.get('version')!r}; this qsft reads version {VERSION}. "
+            f"{path} has format version {content.get('version')!r}; this qsft reads versions up to {VERSION}. "
             "Use the qsft that wrote it, or build the cache again in a new directory."
         )
     manifest = _parse(content, path)
@@ -96,9 +98,9 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def create_manifest(directory: Path, identity: Identity) -> Manifest:
+def create_manifest(directory: Path, identity: Identity, version: int = VERSION) -> Manifest:
     """The manifest of a new cache; of captures that start at once exactly one writes it, and all get that one."""
-    manifest = Manifest(identity, {"python": platform.python_version(), **_versions()})
+    manifest = Manifest(identity, {"python": platform.python_version(), **_versions()}, version=version)
     publish(directory / MANIFEST, manifest.render(), exclusive=True, what="the teacher cache")
     return read_manifest(directory)
 
@@ -107,7 +109,8 @@ def recover_manifest(directory: Path) -> None:
     """Write a lost manifest again: every shard knows the cache's identity."""
     shards = published(directory)
     if shards and not (directory / MANIFEST).is_file():
-        create_manifest(directory, Identity.read(Shard(shards[0]).identity))
+        first = Shard(shards[0])
+        create_manifest(directory, Identity.read(first.identity), first.version)
 
 
 def refresh_manifest(directory: Path) -> None:
@@ -124,7 +127,7 @@ def _parse(content: dict[str, Any], path: Path) -> Manifest:
         parts = [content.get(name) for name in ("libraries", "shards", "measured")]
         if not all(isinstance(part, dict) for part in parts):
             raise ValueError("libraries, shards and measured must be objects")
-        manifest = Manifest(identity, *parts)  # type: ignore[arg-type]
+        manifest = Manifest(identity, *parts, version=content["version"])  # type: ignore[arg-type]
         for name, entry in manifest.shards.items():
             _check_entry(name, entry)
     except ValueError as error:
@@ -149,7 +152,7 @@ def _versions() -> dict[str, str]:
     found = {}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            found[name] = installed(name)
         except PackageNotFoundError:
             found[name] = "not installed"
     return found

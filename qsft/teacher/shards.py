@@ -27,6 +27,7 @@ from qsft.fingerprints import digest
 from qsft.teacher.encoding import Codec, Rows
 
 SUFFIX = ".safetensors"
+VERSION, READ_VERSIONS = 2, (1, 2)
 NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 INDEX = {"keys": np.uint8, "rows": np.int32, "offsets": np.int64, "crc": np.uint32}
 FEWEST_SAMPLES, MOST_SAMPLES, SAMPLE_SHARE = 8, 64, 0.01
@@ -56,6 +57,7 @@ class Facts:
     compared: int = 0  # label tokens on which the encoding's error was measured
     kl: float = 0.0  # summed over them
     max_error: float = 0.0
+    tail_error: float = 0.0  # the largest relative error of the mass outside the slots
 
     @classmethod
     def read(cls, facts: dict[str, Any]) -> "Facts":
@@ -67,23 +69,24 @@ class Facts:
     @classmethod
     def of(cls, rows: Rows, payload: bytes, codec: Codec | None) -> "Facts":
         """Those of one document; with `codec` the error of its encoding too, against the teacher's own float32."""
-        live = rows.logps > -np.inf
-        mass = np.where(live, np.exp(rows.logps.astype(np.float64)), 0.0)
-        tail = np.clip(1.0 - mass.sum(axis=1), 0.0, 1.0).sum()
-        facts = cls(1, len(live), len(payload), int(live.sum()), float(tail))
+        live, tail = rows.logps > -np.inf, np.exp(rows.log_tail.astype(np.float64))  # type: ignore[union-attr]
+        facts = cls(1, len(live), len(payload), int(live.sum()), float(tail.sum()))
         if codec is not None:
-            decoded = codec.decode(np.frombuffer(payload, np.uint8), len(live)).logps
+            decoded = codec.decode(np.frombuffer(payload, np.uint8), len(live))
             facts.compared = len(live)
-            facts.kl = float(encoding_kl(rows.logps, decoded).sum())
-            facts.max_error = float(np.abs(decoded[live] - rows.logps[live]).max(initial=0.0))
+            facts.kl = float(encoding_kl(rows, decoded).sum())
+            facts.max_error = float(np.abs(decoded.logps[live] - rows.logps[live]).max(initial=0.0))
+            stored = np.exp(decoded.log_tail.astype(np.float64))  # type: ignore[union-attr]
+            facts.tail_error = float(np.abs(stored / np.maximum(tail, 1e-300) - 1)[tail > 0].max(initial=0.0))
         return facts
 
     def __add__(self, other: "Facts") -> "Facts":
         total = {name: value + getattr(other, name) for name, value in asdict(self).items()}
-        return Facts(**total | {"max_error": max(self.max_error, other.max_error)})
+        worst = {name: max(getattr(self, name), getattr(other, name)) for name in ("max_error", "tail_error")}
+        return Facts(**total | worst)
 
     def summary(self, total_bytes: int) -> dict[str, Any]:
-        """The measured facts of a cache, as its manifest tells them: sizes, mean k, tail mass, encoding error."""
+        """The measured facts of a cache, as its manifest states them: sizes, mean k, tail mass, encoding error."""
         if not self.label_tokens:
             return {}
         return {
@@ -96,16 +99,23 @@ class Facts:
             "tail_mass": self.tail_mass / self.label_tokens,
             "encoding_kl": self.kl / max(self.compared, 1),
             "encoding_max_error": self.max_error,
+            "encoding_tail_error": self.tail_error,
             "encoding_compared_on": self.compared,
         }
 
 
-def encoding_kl(exact: np.ndarray, decoded: np.ndarray) -> np.ndarray:
-    """KL(exact ‖ decoded) per row, both renormalised over the row's slots."""
-    p, q = (np.exp(x.astype(np.float64)) for x in (exact, decoded))
-    live = p > 0
-    gap = np.where(live, exact, 0.0).astype(np.float64) - np.where(live, decoded, 0.0)
+def encoding_kl(exact: Rows, decoded: Rows) -> np.ndarray:
+    """KL(exact ‖ decoded) per row, over its slots and, where both have it, the rest as one more outcome; normalised."""
+    tails = exact.log_tail is not None and decoded.log_tail is not None
+    logp, logq = _outcomes(exact, tails), _outcomes(decoded, tails)
+    p, q = np.exp(logp), np.exp(logq)
+    gap = np.where(p > 0, logp, 0.0) - np.where(p > 0, logq, 0.0)
     return (p * gap).sum(axis=1) / p.sum(axis=1) - np.log(p.sum(axis=1) / q.sum(axis=1))
+
+
+def _outcomes(rows: Rows, with_tail: bool) -> np.ndarray:
+    columns = [rows.logps, rows.log_tail[:, None]] if with_tail else [rows.logps]  # type: ignore[index]
+    return np.concatenate(columns, axis=1, dtype=np.float64)
 
 
 @dataclass
@@ -127,9 +137,10 @@ class Draft:
 
     def publish(self, directory: Path, identity: dict[str, Any]) -> Path:
         """Write the shard into `directory` under the digest of its bytes."""
-        content = save(self._tensors(), {"qsft": json.dumps({"identity": identity, "facts": asdict(self.facts)})})
+        header = {"version": VERSION, "identity": identity, "facts": asdict(self.facts)}
+        content = save(self._tensors(), {"qsft": json.dumps(header)})
         path = directory / f"{digest(content)}{SUFFIX}"
-        publish(path, content)
+        publish(path, content, what="the teacher cache")
         return path
 
     def _tensors(self) -> dict[str, np.ndarray]:
@@ -157,10 +168,13 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not path.is_file():  # a FIFO would keep its reader waiting for ever
+            raise damaged(path, "it is not a regular file")
         try:
             self._file = safe_open(path, framework="numpy")
             header = json.loads((self._file.metadata() or {})["qsft"])
             self.identity, self.facts = header["identity"], Facts.read(header["facts"])
+            self.version = header.get("version", 1)
             index = {name: self._file.get_tensor(name) for name in INDEX}
             self._payload = self._file.get_slice("payload")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -194,6 +208,8 @@ class Shard:
 
     def _check_index(self, index: dict[str, np.ndarray]) -> None:
         """An index that lies is refused before anything is allocated from it."""
+        if self.version not in READ_VERSIONS or type(self.version) is not int:
+            raise damaged(self.path, f"it claims the format version {self.version!r}")
         n, size = len(self.keys), self._payload.get_shape()
         shapes = {"keys": (n, 16), "rows": (n,), "offsets": (n + 1,), "crc": (n,)}
         for name, array in index.items():
@@ -204,6 +220,12 @@ class Shard:
             raise damaged(self.path, "its offsets do not cover its payload")
         if (self.rows < 1).any() or (self.rows > lengths).any():
             raise damaged(self.path, "it claims more label positions than it has bytes")
+
+    def check_sizes(self, codec: Codec) -> None:
+        """DamagedShard when a document claims so many rows that reading them would exhaust the memory."""
+        for rows, size in set(zip(self.rows.tolist(), np.diff(self._offsets).tolist())):
+            if codec.is_implausible(rows, size):
+                raise damaged(self.path, f"{size} bytes claim {rows} rows of k={codec.k} slots")
 
 
 def checksum(key: bytes, rows: int, payload: bytes | np.ndarray) -> int:

@@ -38,7 +38,7 @@ class TeacherSource:
         self._model = teacher if isinstance(teacher, nn.Module) else None
         config = getattr(teacher, "config", None)
         self.name = str(getattr(config, "_name_or_path", "") or type(teacher).__name__) if self._model else str(teacher)
-        self._given = self._model is not None
+        self._given, self._weights = self._model is not None, ""
         # What from_pretrained takes beside the rest is told to it once, and the cache's identity must see it.
         self._model_kwargs = dict(model_kwargs or {})
         named = {name: self._model_kwargs.pop(name, None) for name in ("dtype", "torch_dtype", "revision")}
@@ -46,18 +46,35 @@ class TeacherSource:
         self._revision, self._device = named["revision"] or revision, device
 
     @property
+    def in_memory(self) -> bool:
+        """Whether a model object was given, not a name."""
+        return self._given
+
+    @property
     def asked_dtype(self) -> dict[str, str]:
         """{"dtype": name} when one was asked for; the teacher's own is known once it is loaded."""
         return {} if self._dtype is None or self._given else {"dtype": dtype_name(self._dtype)}
 
     def describe(self) -> dict[str, Any]:
-        """Name, revision, weight files and, once the model is there, a digest of its weights."""
+        """Name, revision, weight files, configuration and, once the model is there, a digest of all its weights.
+
+        That digest reads every value, about a second per gigabyte, once.
+        """
         about: dict[str, Any] = {"name": self.name, "revision": self._revision, "files": [], "weights": None}
-        if not self._given:
-            about["revision"] = self._commit() or self._revision
+        if self._given:
+            config = self._model.config  # type: ignore[union-attr]
+            about["config_file"] = None
+        else:
+            config = AutoConfig.from_pretrained(self.name, revision=self._revision)
+            about["revision"] = getattr(config, "_commit_hash", None) or self._revision
             about["files"] = self._files()
+            overrides = {name: value for name, value in self._model_kwargs.items() if hasattr(config, name)}
+            about["config_file"] = fingerprints.config_file_digest(self._config_file(), overrides)
+            config = config if self._model is None else self._model.config
+        about["config"] = fingerprints.config_digest(config)
         if self._model is not None:
-            about["weights"] = weights_digest(self._model)
+            self._weights = self._weights or weights_digest(self._model)
+            about["weights"] = self._weights
         return about
 
     def load(self) -> nn.Module:
@@ -101,13 +118,12 @@ class TeacherSource:
             pass  # remote code, or a format of another library: nothing that could be compared
         return None
 
-    def _commit(self) -> str | None:
-        return getattr(AutoConfig.from_pretrained(self.name, revision=self._revision), "_commit_hash", None)
+    def _config_file(self) -> Path:
+        return Path(cached_file(self.name, "config.json", revision=self._revision))
 
     def _files(self) -> list[dict[str, Any]]:
         """The weight files on this machine; a hub model that was not downloaded yet has none."""
-        config = cached_file(self.name, "config.json", revision=self._revision)
-        return fingerprints.weight_files(Path(config).parent)
+        return fingerprints.weight_files(self._config_file().parent)
 
 
 @contextmanager

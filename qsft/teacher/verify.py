@@ -20,6 +20,7 @@ from qsft.teacher.documents import document_key, label_positions
 from qsft.teacher.identity import VOCABULARY, Identity
 from qsft.teacher.live import input_device, logit_tiles, predicting_states
 from qsft.teacher.manifest import MANIFEST, Manifest, read_manifest, recover_manifest, refresh_manifest
+from qsft.teacher.remembered import REMEMBERED, is_damaged
 from qsft.teacher.shards import DamagedShard, Shard, damaged, published
 
 SHIFTS = (-1, 0, 1)
@@ -80,6 +81,8 @@ def _manifest(report: Verification) -> Manifest | None:
         report.problems[VOCABULARY] = (
             f"{vocabulary} is not the vocabulary the manifest names; the next build restores it."
         )
+    if is_damaged(report.path):
+        report.problems[REMEMBERED] = f"{report.path / REMEMBERED} is not as written; it is ignored and rewritten."
     for name in manifest.shards:
         if not (report.path / name).is_file():
             report.problems[name] = str(damaged(report.path / name, "the file is missing"))
@@ -95,10 +98,12 @@ def _check_shard(path: Path, manifest: Manifest | None) -> tuple[int, int]:
         identity = Identity.read(shard.identity)
     except ValueError as error:
         raise damaged(path, str(error)) from error
-    if manifest is not None and identity != manifest.identity:
-        raise damaged(path, "it was made by another capture than the manifest's (teacher, k or encoding)")
+    if manifest is not None and (shard.version, identity) != (manifest.version, manifest.identity):
+        raise damaged(path, "it was made by another capture than the manifest's (teacher, k, encoding or version)")
+    codec = identity.codec(shard.version)
+    shard.check_sizes(codec)
     for document in range(len(shard)):
-        shard.read(document, identity.codec)
+        shard.read(document, codec)
     for why in _wrong_samples(shard):
         raise damaged(path, why)
     return len(shard), int(shard.rows.sum())

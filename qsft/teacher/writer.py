@@ -11,7 +11,7 @@ import numpy as np
 from qsft.targets.view import TopK
 from qsft.teacher.encoding import Rows, truncate
 from qsft.teacher.identity import Identity
-from qsft.teacher.shards import Draft, Facts
+from qsft.teacher.shards import VERSION, Draft, Facts
 
 WAITING_BATCHES = 4  # computed, not yet encoded
 SHARD_SECONDS = 60.0  # a shard is published at least this often: what a kill costs, and how ranks see each other
@@ -34,7 +34,7 @@ class ShardWriter:
     def __init__(self, directory: Path, identity: Identity, shard_bytes: int) -> None:
         self.bytes_written = 0
         self._directory, self._identity, self._shard_bytes = directory, identity, shard_bytes
-        self._codec, self._draft, self._since = identity.codec, Draft(), time.monotonic()
+        self._codec, self._draft, self._since = identity.codec(VERSION), Draft(), time.monotonic()
         self._queue: queue.Queue[Computed | None] = queue.Queue(WAITING_BATCHES)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="teacher cache writer", daemon=True)
@@ -69,13 +69,13 @@ class ShardWriter:
             self._error = self._error or error
 
     def _add(self, batch: Computed) -> None:
-        columns = (batch.rows.ids, batch.rows.logps, batch.rows.label_logp)
-        rows = Rows(*(column.cpu().numpy() for column in columns if column is not None))
+        taken = (batch.rows.ids, batch.rows.logps, batch.rows.label_logp, batch.rows.log_tail)
+        rows = Rows(*(column.cpu().numpy() for column in taken))  # type: ignore[union-attr]
         refuse_nan(rows)
         ends = np.cumsum(batch.counts)
         for i, (key, tokens, count) in enumerate(zip(batch.keys, batch.tokens, batch.counts)):
             if batch.wanted[i]:
-                document = Rows(*(column[ends[i] - count : ends[i]] for column in rows))
+                document = rows.part(slice(ends[i] - count, ends[i]))
                 self._encode(key, tokens, document, compare=i == batch.wanted.index(True))
         full = self._draft.facts.payload_bytes >= self._shard_bytes
         if full or time.monotonic() - self._since > SHARD_SECONDS:

@@ -27,7 +27,7 @@ WHY_MISSING = (
 
 
 class TeacherCollator:
-    """The batch of `base_collator` plus teacher_ids, teacher_logps and teacher_label_logp, aligned with the labels.
+    """The batch of `base_collator` plus the teacher's ids, logps, label_logp and log_tail, aligned with the labels.
 
     cache      the teacher's rows, or None for targets that read none; it crosses processes as a path
     missing    "error", or "self": documents the cache lacks get empty slots, so the residual is the student itself
@@ -68,7 +68,7 @@ class TeacherCollator:
         labels = batch["labels"]
         ids = torch.zeros(*labels.shape, cache.k, dtype=torch.int32)
         logps = torch.full(ids.shape, EMPTY, dtype=torch.float16)
-        label_logp = torch.full(labels.shape, EMPTY, dtype=torch.float16)
+        label_logp, log_tail = torch.full((2, *labels.shape), EMPTY, dtype=torch.float16)
         for row, start, stop in where:
             found = self.look_up(cache, batch["input_ids"][row, start:stop], labels[row, start:stop])
             if found is not None:
@@ -76,7 +76,12 @@ class TeacherCollator:
                 ids[row, positions] = torch.from_numpy(found.ids)
                 logps[row, positions] = torch.from_numpy(found.logps)
                 label_logp[row, positions] = torch.from_numpy(found.label_logp)
-        return {"teacher_ids": ids, "teacher_logps": to_bits(logps), "teacher_label_logp": to_bits(label_logp)}
+                if found.log_tail is not None:
+                    log_tail[row, positions] = torch.from_numpy(found.log_tail)
+        carried = {"teacher_logps": logps, "teacher_label_logp": label_logp}
+        if cache.has_tail:
+            carried["teacher_log_tail"] = log_tail
+        return {"teacher_ids": ids} | {name: to_bits(values) for name, values in carried.items()}
 
     def look_up(self, cache: TeacherCache, input_ids: Tensor, labels: Tensor) -> Rows | None:
         """The teacher's rows of one document; None where it has no labels, or is missing and may be."""

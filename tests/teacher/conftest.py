@@ -44,7 +44,8 @@ def content():
 
     def of(cache, dataset):
         rows = (cache.lookup(d["input_ids"], d["labels"]) for d in dataset)
-        return [(r.ids.numpy().tobytes(), r.logps.numpy().tobytes(), r.label_logp.numpy().tobytes()) for r in rows]
+        columns = ("ids", "logps", "label_logp", "log_tail")
+        return [tuple(getattr(r, name).numpy().tobytes() for name in columns) for r in rows]
 
     return of
 

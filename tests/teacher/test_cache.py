@@ -1,17 +1,23 @@
 import copy
 import json
 import pickle
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset, load_from_disk
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from qsft.fingerprints import digest
 from qsft.targets.view import TopK
 from qsft.teacher.cache import TeacherCache
-from qsft.teacher.documents import document_key, label_positions
+from qsft.teacher.documents import Documents, document_key, label_positions
 from qsft.teacher.manifest import MANIFEST, _render
 
 TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=1, max_size=20)
@@ -60,6 +66,82 @@ def test_rows_are_the_live_teachers_at_the_label_positions(build, documents, tin
         torch.testing.assert_close(rows.logps.float(), live.gather(1, rows.ids.long()), atol=step, rtol=1e-3)
         torch.testing.assert_close(rows.label_logp.float(), live.gather(1, tokens[:, None])[:, 0], atol=2e-3, rtol=1e-3)
         assert (rows.ids.dtype, rows.logps.dtype, rows.label_logp.dtype) == (torch.int32, torch.float16, torch.float16)
+
+
+def test_the_stored_tail_is_the_live_teachers(build, documents, tiny_model):
+    data, model = documents(30), tiny_model()
+    for encoding in ("exact", "compact"):
+        cache = build(data, encoding, encoding=encoding, k=16)
+        for document in data:
+            rows, positions = cache.lookup(**document), label_positions(document["labels"])
+            with torch.no_grad():
+                live = model(torch.tensor([document["input_ids"]])).logits[0].double().log_softmax(-1)[positions - 1]
+            tail = live.scatter(1, rows.ids.long(), -torch.inf).logsumexp(-1)
+            torch.testing.assert_close(rows.log_tail.double(), tail, atol=2e-3, rtol=1e-3)
+            assert rows.log_tail.dtype == torch.float16
+        assert 0 < cache.manifest.measured["encoding_tail_error"] < 2e-3
+
+
+@pytest.mark.parametrize("encoding", ["exact", "compact"])
+def test_a_cache_of_version_1_is_read_as_ever_and_not_added_to(encoding, build, tmp_path, documents):
+    """The files in version1/ were written by qsft before the tail was stored."""
+    home = Path(__file__).parent / "version1"
+    shutil.copytree(home / encoding, tmp_path / "cache")
+    cache = TeacherCache(tmp_path / "cache")
+    known = json.loads((home / f"{encoding}.json").read_text())
+    for document in known:
+        rows = cache.lookup(document["input_ids"], document["labels"])
+        for name in ("ids", "logps", "label_logp"):
+            assert getattr(rows, name).tolist() == document[name]
+        assert rows.log_tail is None
+    assert cache.verify().ok
+    known = [{name: document[name] for name in ("input_ids", "labels")} for document in known]
+    words = {word: index for index, word in enumerate(json.loads((cache.path / "vocabulary.json").read_text()))}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="<|unk|>")))
+    assert len(build(known, encoding=encoding, tokenizer=tokenizer)) == len(cache)
+    with pytest.raises(ValueError, match="format version 1: it is read, but documents are added in version 2"):
+        build(documents(3, seed=9), encoding=encoding, tokenizer=tokenizer)
+
+
+def test_a_second_start_makes_no_pass_over_the_data(build, documents, tmp_path, monkeypatch):
+    Dataset.from_list(documents(40)).save_to_disk(tmp_path / "data")
+    cache = build(load_from_disk(tmp_path / "data"))
+
+    def no_pass(self, order):
+        raise AssertionError("the data were read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Documents, "_runs", no_pass)
+        build(load_from_disk(tmp_path / "data"))
+        assert TeacherCache(cache.path).missing(Documents(load_from_disk(tmp_path / "data")), check=False) == []
+        with pytest.raises(AssertionError, match="were read"):
+            build(load_from_disk(tmp_path / "data").select(range(39)))
+
+
+def test_what_is_remembered_goes_with_the_shards(build, documents):
+    data = Documents(documents(40))
+    cache = build(data, shard_bytes=1)
+    assert cache.is_complete(data)
+    assert cache.is_complete(Documents(documents(40)))  # found by content, without a file
+    assert not cache.is_complete(Documents(documents(40)[::-1]))
+    assert not cache.is_complete(Documents(documents(41)))
+    grown = build(documents(20, seed=1), shard_bytes=1)
+    assert grown.is_complete(data)
+    cache.shards[0].path.unlink()
+    grown.verify().drop()
+    left = TeacherCache(cache.path)
+    assert not left.is_complete(data)
+    assert left.missing(data, check=False)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[" * 100_000, b'{"complete": [], "stamps": 3}', b"\xff"])
+def test_a_broken_memory_is_ignored_and_named(build, documents, raw):
+    data = documents(5)
+    cache = build(data)
+    (cache.path / "complete.json").write_bytes(raw)
+    assert not cache.is_complete(Documents(data))
+    assert list(cache.verify().problems) == ["complete.json"]
+    assert build(data).verify().ok
 
 
 def test_a_cache_answers_by_content(build, documents):
@@ -126,15 +208,11 @@ class Lookup:
 
 
 def test_a_student_with_another_tokenizer_is_refused_by_its_first_differing_token(build, documents, tiny_tokenizer):
-    from transformers import PreTrainedTokenizerFast
-
     cache = build(documents(3))
     cache.check_student(tiny_tokenizer, vocab_size=320)
     other = json.loads(tiny_tokenizer.backend_tokenizer.to_str())
     words = other["model"]["vocab"]
     words["other"] = words.pop("w9")
-    from tokenizers import Tokenizer
-
     renamed = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(other)))
     with pytest.raises(ValueError, match=f"id {words['other']} is 'w9' there and 'other' here"):
         cache.check_student(renamed)
@@ -185,7 +263,8 @@ def lie(path, **changes):
 
 NAME = "0" * 32 + ".safetensors"
 LIES = [
-    ({"version": 2}, "format version 2"),
+    ({"version": 3}, "format version 3"),
+    ({"version": True}, "format version True"),
     ({"format": "something"}, "does not describe"),
     ({"identity__k": -1}, "k=-1"),
     ({"identity__k": 10**9}, "k=1000000000"),

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import shutil
@@ -183,7 +184,7 @@ def test_another_teacher_is_refused(build, documents, tiny_model, saved_teacher,
 
 
 def test_the_strongest_evidence_decides_whether_two_teachers_are_one():
-    cached = {"name": "org/model", "revision": "a" * 40, "files": [{"digest": "f"}], "weights": "w"}
+    cached = {"name": "org/model", "revision": "a" * 40, "files": [{"digest": "f"}], "weights": "w", "config": "c"}
     unseen = {"files": [], "weights": None}
     other = {"name": "org/other", "revision": "b" * 40, "files": [{"digest": "g"}], "weights": "v"}
     assert teacher_difference(cached, other | {"weights": "w"}) is None
@@ -195,6 +196,63 @@ def test_the_strongest_evidence_decides_whether_two_teachers_are_one():
         refuse_other_teacher(cached, cached | unseen | {"revision": "b" * 40}, Path("cache"))
     assert teacher_difference(cached, {"name": "org/model"}) is None
     assert teacher_difference(cached, {"name": "org/other"}) == "org/model, not org/other"
+
+
+def test_the_same_weights_under_another_configuration_are_another_teacher(build, documents, saved_teacher):
+    """rope_theta is in config.json alone: the weight files are the same to the last bit."""
+    data = documents(5)
+    build(data, teacher=saved_teacher)
+    config = json.loads((saved_teacher / "config.json").read_text())
+    theta = config["rope_parameters"]["rope_theta"]
+    for cosmetic in ({"transformers_version": "4.0"}, {"use_cache": False}, {"attention_dropout": 0.5}):
+        (saved_teacher / "config.json").write_text(json.dumps(config | cosmetic))
+        build(data, teacher=saved_teacher)
+    config["rope_parameters"]["rope_theta"] = 2 * theta
+    (saved_teacher / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"another configuration than.*new directory"):
+        build(data, teacher=saved_teacher)
+
+
+def test_every_value_of_a_model_in_memory_counts(build, documents, tiny_model):
+    data, model = documents(5), tiny_model()
+    build(data, teacher=model)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[17, 3] += 0.25
+    with pytest.raises(ValueError, match="other weights than"):
+        build(data, teacher=model)
+
+
+def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, content, monkeypatch, capsys):
+    from qsft.teacher import capture
+
+    data, rows, sizes = documents(40), capture.top_rows, []
+
+    def small_memory(model, k, **batch):
+        sizes.append(len(batch["input_ids"]))
+        if sizes[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rows(model, k, **batch)
+
+    monkeypatch.setattr(capture, "top_rows", small_memory)
+    halved = build(data, "halved")
+    assert "ran out of memory" in capsys.readouterr().err
+    assert halved.missing(data) == []
+    assert max(sizes[-5:]) <= 3  # it does not try the large batch again and again
+    monkeypatch.setattr(capture, "top_rows", rows)
+    whole = build(data, "whole")
+    for document in data:
+        torch.testing.assert_close(halved.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=0)
+
+
+def test_one_document_that_does_not_fit_says_what_to_do(build, documents, monkeypatch):
+    from qsft.teacher import capture
+
+    def no_memory(*args, **batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(capture, "top_rows", no_memory)
+    with pytest.raises(torch.OutOfMemoryError, match=r"one document of \d+ tokens does not fit"):
+        build(documents(5))
 
 
 def test_another_commit_with_the_same_weights_continues_the_cache(build, documents, hub_teacher):
@@ -369,7 +427,7 @@ def test_the_manifest_tells_what_was_measured(build, documents):
     measured = cache.manifest.measured
     rows = [cache.lookup(**d) for d in data]
     assert measured["label_tokens"] == sum(len(label_positions(d["labels"])) for d in data)
-    assert measured["bytes_per_label_token"] == 8 * 6 + 3
+    assert measured["bytes_per_label_token"] == 8 * 6 + 5
     assert measured["mean_k"] == 8
     tail = torch.cat([1 - r.logps.double().exp().sum(dim=1) for r in rows]).mean()
     assert measured["tail_mass"] == pytest.approx(tail.item(), rel=1e-3)

@@ -22,7 +22,8 @@ def random_rows(draw):
     logps[rng.random((n, k)) < draw(st.sampled_from([0.0, 0.3, 1.0]))] = -np.inf
     label_logp = -rng.exponential(2.0, n).astype(np.float32)
     label_logp[rng.random(n) < 0.1] = -np.inf
-    return vocab_size, k, Rows(rng.integers(0, vocab_size, (n, k)).astype(np.int32), logps, label_logp)
+    log_tail = np.where(rng.random(n) < 0.1, -np.inf, -rng.exponential(9.0, n)).astype(np.float32)
+    return vocab_size, k, Rows(rng.integers(0, vocab_size, (n, k)).astype(np.int32), logps, label_logp, log_tail)
 
 
 @cache
@@ -34,7 +35,10 @@ def lively(n, vocab_size=QWEN, k=64, seed=0):
     z -= z.max(axis=1, keepdims=True)
     z -= np.log(np.exp(z).sum(axis=1, keepdims=True))
     ids = np.argpartition(-z, k, axis=1)[:, :k]
-    return canonical(Rows(ids.astype(np.int32), np.take_along_axis(z, ids, 1), z[:, 0]))
+    rest = z.astype(np.float64)
+    np.put_along_axis(rest, ids, -np.inf, 1)
+    tail = np.log(np.exp(rest).sum(axis=1))
+    return canonical(Rows(ids.astype(np.int32), np.take_along_axis(z, ids, 1), z[:, 0], tail))
 
 
 def decoded(codec, rows):
@@ -51,6 +55,7 @@ def test_exact_round_trip_is_fp16_of_the_rows(sample):
     assert out.logps.dtype == np.float16
     assert (out.logps == want.logps.astype(np.float16)).all()
     assert (out.label_logp == want.label_logp.astype(np.float16)).all()
+    assert (out.log_tail == want.log_tail.astype(np.float16)).all()
 
 
 @given(random_rows())
@@ -61,6 +66,7 @@ def test_compact_round_trip_keeps_ids_and_stays_within_half_a_level(sample):
     live = want.logps > -np.inf
     assert (out.ids[live] == want.ids[live]).all()
     assert ((out.logps > -np.inf) == live).all()
+    assert (out.log_tail == want.log_tail.astype(np.float16)).all()
     if live.any():
         span = np.where(live, want.logps[:, :1] - np.where(live, want.logps, 0), 0).max(axis=1, keepdims=True)
         # Half a level of a range stretched by at most 6 %, and fp16 of the top and of the result.
@@ -80,9 +86,9 @@ def test_encoding_a_decoded_exact_row_changes_nothing(sample):
 
 def test_compact_is_small_and_close_at_k_64_of_qwens_vocabulary():
     rows = lively(100)
-    for codec, most_bytes, most_kl in ((Compact(64, QWEN), 215, 1e-5), (Exact(64, QWEN), 387, 1e-6)):
+    for codec, most_bytes, most_kl in ((Compact(64, QWEN), 217, 1e-5), (Exact(64, QWEN), 389, 1e-6)):
         size = len(codec.encode(rows)) / len(rows.label_logp)
-        kl = encoding_kl(rows.logps, decoded(codec, rows).logps).mean()
+        kl = encoding_kl(rows, decoded(codec, rows)).mean()
         print(f"{type(codec).__name__}: {size} bytes per label token, KL {kl:.2e}")
         assert size <= most_bytes
         assert 0 <= kl <= most_kl
@@ -111,6 +117,33 @@ def test_truncate_keeps_the_shortest_prefix_with_the_mass(top_p, min_k):
 
 
 @pytest.mark.parametrize("kind", ENCODINGS.values())
+def test_the_tail_survives_rounding(kind):
+    """1 − Σ exp(rounded log-probs) is wrong by several percent and more; the stored tail is fp16 of the true one."""
+    rows = lively(200)
+    out = decoded(kind(64, QWEN), rows)
+    true = np.exp(rows.log_tail.astype(np.float64))
+    stored = np.exp(out.log_tail.astype(np.float64))
+    recovered = 1 - np.exp(out.logps.astype(np.float64)).sum(axis=1)
+    assert np.abs(stored / true - 1).max() < 1e-2
+    assert np.abs(recovered / true - 1).max() > 0.05
+
+
+def test_what_top_p_cuts_is_tail():
+    rows = lively(50)
+    short = truncate(rows, 0.9, min_k=1)
+    mass = np.exp(short.logps.astype(np.float64)).sum(axis=1) + np.exp(short.log_tail)
+    np.testing.assert_allclose(mass, 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(("k", "n", "size"), [(65_535, 4_200_000, 4_200_000 * 6), (65_535, 3_000, 3_000 * 6)])
+def test_rows_that_would_exhaust_the_memory_are_refused_before_it_is_allocated(k, n, size):
+    codec = Exact(k, QWEN)
+    payload = np.broadcast_to(np.zeros(1, np.uint8), size)  # rows without a single slot
+    with pytest.raises(ValueError, match=f"claim {n} rows of k=65535"):
+        codec.decode(payload, n)
+
+
+@pytest.mark.parametrize("kind", ENCODINGS.values())
 def test_bytes_that_cannot_be_rows_are_refused(kind):
     codec, rows = kind(8, 300), lively(3, vocab_size=300, k=8)
     payload = np.frombuffer(codec.encode(rows), np.uint8)
@@ -127,6 +160,6 @@ def test_bytes_that_cannot_be_rows_are_refused(kind):
 
 
 def test_nan_is_never_encoded():
-    rows = Rows(np.zeros((1, 2), np.int32), np.array([[0.0, np.nan]]), np.zeros(1))
+    rows = Rows(np.zeros((1, 2), np.int32), np.array([[0.0, np.nan]]), np.zeros(1), np.zeros(1))
     with pytest.raises(ValueError, match="NaN"):
         Exact(2, 10).encode(rows)

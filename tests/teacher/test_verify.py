@@ -154,7 +154,7 @@ def test_a_forged_row_with_a_right_checksum_is_refused_by_its_bounds(build, docu
     good = load_file(path)
     key, rows, end = good["keys"][0].tobytes(), int(good["rows"][0]), int(good["offsets"][1])
     payload, crc = good["payload"].copy(), good["crc"].copy()
-    payload[3 * rows : 3 * rows + 4] = np.frombuffer(np.int32(10**6).tobytes(), np.uint8)  # the first id
+    payload[5 * rows : 5 * rows + 4] = np.frombuffer(np.int32(10**6).tobytes(), np.uint8)  # the first id
     crc[0] = checksum(key, rows, payload[:end])
     forge(path, payload=payload, crc=crc)
     (cache.path / MANIFEST).unlink()

@@ -44,9 +44,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         import_module(f"qsft.commands.{command}").register(commands)
-        # The raw formatter keeps examples as they are written, and with them a description of one long line.
+        # The raw formatter keeps lists and examples as they are written, and with them a line that is too long.
         one = commands.choices[command]
-        one.description = textwrap.fill(one.description or "", width=96)
+        lines = (one.description or "").splitlines()
+        one.description = "\n".join(line if line.startswith(" ") else textwrap.fill(line, width=96) for line in lines)
     return parser
 
 

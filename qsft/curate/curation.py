@@ -112,7 +112,7 @@ class Reader:
         return self.options.verifier is None and self.method in VERIFYING
 
     def exercises(self, rows: Dataset, settings: DataSettings) -> list[Exercise]:
-        source = find_source(settings.dataset)
+        source = find_source(settings)
         wanted = self.options.gold or (source.gold if source else None)
         told = self.needs_gold or self.method == "star"
         gold = find_gold(column_names(rows), wanted) if told else lambda row, response: None
@@ -124,7 +124,7 @@ class Reader:
         return self.exercises(*self.material.other(dataset))
 
     def form(self, rows: Dataset, settings: DataSettings) -> Form:
-        source, tokenizer = find_source(settings.dataset), self.material.tokenizer
+        source, tokenizer = find_source(settings), self.material.tokenizer
         if source is not None:
             response = settings.response or source.default_response
             return Pairs(tokenizer, lambda row: source.demonstration(row, response), settings.prompt)

@@ -30,7 +30,7 @@ def grape(
     columns     columns with candidates, comma-separated: text, or lists of texts
     datasets    further data sets with responses to the same prompts, comma-separated
     originals   whether the demonstration is a candidate too
-    normalise   score = mean log-probability per token; false: their sum, which favours short responses
+    normalise   score by the mean log-probability per token; false: by the sequence's, as published (favours short ones)
     batch_size  candidates of one prompt that are scored at once
     """
     others = {name: _responses(context, name) for name in _names(datasets)}

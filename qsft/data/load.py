@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from qsft.data.encode import ROW, Encoder
 from qsft.data.prompts import CONVERSATIONS
-from qsft.data.read import one_of, read_rows, require_columns
+from qsft.data.read import one_of, read_rows, require_columns, require_trl_form
 from qsft.data.sources import SOURCES, Source, curated_form, find_source
 from qsft.files import write_text
 from qsft.fingerprints import digest_json
@@ -46,6 +46,11 @@ class DataSettings:
         default=None,
         metadata={"help": "Local file or directory with the columns of `dataset`, instead of the hub."},
     )
+    question_column: str | None = field(
+        default=None,
+        metadata={"help": "Column of the question, for a data set of your own; with response_column."},
+    )
+    response_column: str | None = field(default=None, metadata={"help": "Column of the response, likewise."})
     prompt: str = field(
         default="question",
         metadata={
@@ -58,7 +63,7 @@ class DataSettings:
         default=None, metadata={"help": "m23k: distilled (the final answer's text) or reasoning (with the reasoning)."}
     )
     max_row_tokens: int | None = field(
-        default=None, metadata={"help": "Leave out rows longer than this many tokens (default: keep and truncate)."}
+        default=None, metadata={"help": "Keep only rows of fewer tokens than this (default: keep all and truncate)."}
     )
     sample_rows: int | None = field(
         default=None, metadata={"help": "Train on this many rows, the first of the shuffled data set (default: all)."}
@@ -91,19 +96,23 @@ def load_training_data(
     multiple_of: int = 1,
     num_proc: int | None = None,
     rows: Dataset | None = None,
+    text_column: str | None = None,
 ) -> TrainingData:
     """The rows to train on, with input_ids and labels for the paper's data sets.
 
     max_length   rows whose prompt alone fills it have nothing to learn from and are left out
     multiple_of  the rows are cut to a multiple of it, so that every optimiser step sees a whole global batch
     rows         the stored rows, when the caller has them already
+    text_column  what TRL would read as text; given, rows in none of the forms it reads are refused
     """
-    source = find_source(settings.dataset)
+    source = find_source(settings)
     refuse_unread(settings, source)
-    rows = read_rows(settings.dataset, source, settings) if rows is None else rows
+    rows = read_rows(settings) if rows is None else rows
     counts = {"read": len(rows)}
     choices: dict[str, Any] = {}
     if source is None:
+        if text_column is not None:
+            require_trl_form(rows, settings.dataset, text_column)
         rows = rows.add_column(ROW, range(len(rows)))
     else:
         rows, choices = _documents(rows, source, settings, tokenizer, max_length, num_proc, counts)
@@ -122,7 +131,8 @@ def refuse_unread(settings: DataSettings, source: Source | None) -> None:
         default = " ".join(f"--{key} {_DEFAULTS[key] or 'null'}" for key in unread)
         raise ValueError(
             f"{said} would do nothing: the data set {settings.dataset!r} is none of {', '.join(SOURCES)}, so TRL "
-            f"renders and cuts its rows as they are. Leave it out, or undo what the recipe says: {default}."
+            f"renders and cuts its rows as they are. Leave it out, or undo what the recipe says: {default}. Or name "
+            "its columns with --question_column and --response_column."
         )
 
 
@@ -143,7 +153,7 @@ def _documents(
         encode, with_indices=True, batched=True, remove_columns=rows.column_names, num_proc=num_proc, desc="Tokenizing"
     )
     counts["without a demonstration"] = counts["read"] - len(rows)
-    rows = _keep(rows, _fits, settings.max_row_tokens, "longer than max_row_tokens", counts, num_proc)
+    rows = _keep(rows, _fits, settings.max_row_tokens, "of max_row_tokens or more", counts, num_proc)
     rows = _keep(rows, _has_labels, max_length, "prompt fills max_length", counts, num_proc)
     return rows, {**encode.record(), "max_row_tokens": settings.max_row_tokens, "max_length": max_length}
 
@@ -164,7 +174,7 @@ def _keep(
 
 
 def _fits(row: dict[str, Any], limit: int) -> bool:
-    return len(row["input_ids"]) <= limit
+    return len(row["input_ids"]) < limit
 
 
 def _has_labels(row: dict[str, Any], limit: int) -> bool:

@@ -2,28 +2,19 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
-from qsft.data.sources import SOURCES, Source
+from qsft.data.sources import SOURCES, Where, find_source
 from qsft.targets.did_you_mean import did_you_mean
 
 # File ending → the loader of `datasets` that reads it.
 LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
 
 
-class Where(Protocol):
-    """The settings that say where rows are read from."""
-
-    dataset_config: str | None
-    dataset_split: str
-    dataset_revision: str | None
-    data_dir: str | None
-
-
-def read_rows(name: str | None, source: Source | None, where: Where) -> Dataset:
+def read_rows(where: Where) -> Dataset:
     """All rows of the split, as they are stored."""
+    name, source = where.dataset, find_source(where)
     if name is None:
         raise ValueError(f"no data set is given. Set `dataset` to {', '.join(SOURCES)}, a hub id or a local path.")
     place = where.data_dir or (source.hub if source else "") or name
@@ -80,6 +71,19 @@ def require_columns(rows: Dataset, wanted: Iterable[str], what: str) -> None:
         raise ValueError(
             f"{what} needs the column {', '.join(map(repr, missing))}, but the rows have {', '.join(found)}. "
             "Rename the columns, or give a file that has them with --data_dir."
+        )
+
+
+def require_trl_form(rows: Dataset, name: str | None, text_column: str) -> None:
+    """Refuse rows in none of the forms that TRL reads, which would fail there with a bare KeyError."""
+    forms = [{"messages"}, {"conversations"}, {"prompt", "completion"}, {"input_ids"}, {text_column}]
+    if not any(form <= set(rows.column_names) for form in forms):
+        raise ValueError(
+            f"the data set {name!r} has the columns {', '.join(rows.column_names)}, which are no form to train on. "
+            f"Training reads messages; prompt and completion; {text_column} (or what --dataset_text_field names); "
+            "input_ids and labels; or two columns of your own, named with --question_column and --response_column. A "
+            f"local copy of the rows of {', '.join(SOURCES)} is given with --data_dir FILE, beside the recipe's own "
+            "data set."
         )
 
 

@@ -5,9 +5,9 @@ Any data set that is not listed here is TRL's business: it passes through untouc
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from qsft.files import read_json
 
@@ -95,11 +95,38 @@ PAIRS = Source(
 )
 
 
-def find_source(dataset: str | None) -> Source | None:
-    """The paper's set of that name, or pairs where a curated directory says that it holds them; else None."""
-    if dataset in SOURCES:
-        return SOURCES[dataset]
-    return PAIRS if curated_form(dataset) == PAIRS.name else None
+class Where(Protocol):
+    """The settings that say where rows are read from, and from which columns."""
+
+    dataset: str | None
+    dataset_config: str | None
+    dataset_split: str
+    dataset_revision: str | None
+    data_dir: str | None
+    question_column: str | None
+    response_column: str | None
+
+
+def find_source(where: Where) -> Source | None:
+    """The user's own two columns, the paper's set, or pairs in a curated directory; None is any other data set."""
+    question, response = where.question_column, where.response_column
+    if (question is None) != (response is None):
+        raise ValueError("question_column and response_column name two columns together; one of them is missing.")
+    if question is not None and response is not None:
+        read: Reader = lambda row, _: (_field(row, question), _field(row, response))  # noqa: E731
+        base = SOURCES.get(where.dataset or "", PAIRS)
+        return replace(base, columns={"full": (question, response)}, read=read)
+    if where.dataset in SOURCES:
+        return SOURCES[where.dataset]
+    return PAIRS if curated_form(where.dataset) == PAIRS.name else None
+
+
+def _field(row: Row, name: str) -> Any:
+    """A column's value; `a.b` is field b of the struct column a."""
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def curated_form(dataset: str | None) -> str | None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from qsft.data.load import TrainingData, load_training_data
 from qsft.data.read import one_of, read_rows
-from qsft.data.sources import find_source
 from qsft.processes import world_size
 from qsft.recipe.keys import ORIGIN, RecipeSettings
 from qsft.recipe.recipe_file import DEFAULT_TARGET, Recipe
@@ -75,7 +74,9 @@ class Job:
             return None
         return self.load(replace(self.settings, dataset_split=self.settings.eval_split, sample_rows=None))
 
-    def load(self, settings: RecipeSettings, *, multiple_of: int = 1, rows: "Dataset | None" = None) -> TrainingData:
+    def load(
+        self, settings: RecipeSettings, *, multiple_of: int = 1, rows: "Dataset | None" = None, to_train: bool = True
+    ) -> TrainingData:
         """The documents of other settings than the recipe's own, or of other rows, prepared as the recipe's are."""
         with self.args.main_process_first(desc="loading data"):
             data = load_training_data(
@@ -85,6 +86,7 @@ class Job:
                 multiple_of=multiple_of,
                 num_proc=self.args.dataset_num_proc,
                 rows=self.stored_rows(settings) if rows is None else rows,
+                text_column=self.args.dataset_text_field if to_train else None,
             )
         void = {key: value for key, value in self.recipe.set_aside.items() if key in ORIGIN}
         return replace(data, manifest={**data.manifest, **({"set aside": void} if void else {})})
@@ -92,7 +94,7 @@ class Job:
     def stored_rows(self, settings: RecipeSettings) -> "Dataset":
         """The rows as they are stored, before anything is made of them; the demo's are made from the seed."""
         if settings.dataset != DEMO or settings.data_dir is not None:
-            return read_rows(settings.dataset, find_source(settings.dataset), settings)
+            return read_rows(settings)
         from qsft.demo.data import demonstrations
         from qsft.demo.settings import Settings
 

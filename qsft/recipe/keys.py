@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from trl import TrlParser
 
 # Where rows come from and which of them: said about one data set, so another one starts from the defaults.
-ORIGIN = ("data_dir", "response", "sample_rows", "dataset_config", "dataset_revision", "dataset_split")
+ORIGIN = (
+    "data_dir", "response", "question_column", "response_column", "sample_rows", "dataset_config", "dataset_revision",
+    "dataset_split",
+)  # fmt: skip
 
 
 OPTION = re.compile(r"^--[\w-]+")

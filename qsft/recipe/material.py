@@ -39,8 +39,8 @@ def material(job: "Job", limit: int | None) -> "Material":
 
     settings = job.settings
     # Training would refuse `prompt` for a data set that TRL renders; here it may be how a text column is asked.
-    loaded = settings if find_source(settings.dataset) else replace(settings, prompt=RecipeSettings.prompt)
-    chosen = job.load(loaded).manifest["row_ids"][:limit]
+    loaded = settings if find_source(settings) else replace(settings, prompt=RecipeSettings.prompt)
+    chosen = job.load(loaded, to_train=False).manifest["row_ids"][:limit]
 
     def other(dataset: str) -> "tuple[Dataset, RecipeSettings]":
         there = replace(settings, dataset=dataset, data_dir=None)

@@ -13,6 +13,7 @@ from clock_world import HINT, TEMPLATE, clock_rows, write_jsonl
 from datasets import load_from_disk
 
 from qsft.cli import main
+from qsft.curate.methods import METHODS, settings_of
 
 CPU_CONFIG = Path(__file__).parents[2] / "recipes" / "accelerate" / "cpu.yaml"
 ON_CPU = ("--use_cpu", "true", "--bf16", "false")
@@ -30,6 +31,9 @@ def slowly(response, row):
 
 def broken(response, row):
     return 1 / (int(row["answer"]) - 3) < 9
+
+def explodes(response, row):
+    raise KeyError("answer")
 
 def never(response, row):
     return False
@@ -257,9 +261,43 @@ def test_other_settings_are_refused_unless_fresh(curate, here, capsys):
     assert "no curated data set" in capsys.readouterr().err
 
 
-def test_help_explains_every_setting(capsys):
-    from qsft.curate.methods import METHODS, settings_of
+def test_a_refused_start_binds_nothing(curate, here, capsys):
+    words = ("--out", "rft", "--limit", "3", *BRIEF)
+    assert curate("rft", *words, "--n", "2", "--temperature", "0") == 2  # refused by the method itself
+    assert curate("rft", *words, "--n", "1", verifier="checks:explodes") == 2  # refused at the first response
+    assert curate("rft", *words, "--n", "2") == 0
+    capsys.readouterr()
+    (here / "rft" / "settings.json").write_text("null")
+    assert curate("rft", *words, "--n", "2") == 2
+    assert "settings.json: not a JSON object" in capsys.readouterr().err
+    (here / "rft" / "settings.json").unlink()
+    assert curate("rft", *words, "--n", "2") == 2
+    assert "holds generations but no settings.json" in capsys.readouterr().err
 
+
+def test_lines_that_are_no_records_are_named(curate, here, capsys):
+    words = ("--out", "rft", "--limit", "3", *BRIEF, "--n", "2")
+    assert curate("rft", *words) == 0
+    (here / "rft" / "manifest.json").unlink()
+    path = here / "rft" / "generations" / "samples.jsonl"
+    whole = path.read_bytes()
+    for broken in (b"null\n", b"[1]\n", b"{}\n", b"\xff\xfe\n"):
+        path.write_bytes(whole + broken)
+        assert curate("rft", *words) == 2
+        assert "samples.jsonl" in capsys.readouterr().err
+    path.write_bytes(whole)
+    assert curate("rft", *words) == 0
+
+
+def test_help_lists_one_method_per_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["curate", "--help"])
+    shown = capsys.readouterr().out.splitlines()
+    for name in METHODS:
+        assert sum(line.startswith(f"  {name} ") for line in shown) == 1
+
+
+def test_help_explains_every_setting(capsys):
     for name, method in METHODS.items():
         with pytest.raises(SystemExit):
             main(["curate", name, "--help"])

@@ -64,10 +64,10 @@ def test_sample_is_the_first_of_the_seeded_shuffle_of_what_fits(rows_file, tiny_
     everything = load(tiny_tokenizer, path, "numina")
     lengths = dict(zip(everything.manifest["row_ids"], map(len, everything.dataset["input_ids"])))
     data = load(tiny_tokenizer, path, "numina", max_row_tokens=11, sample_rows=10, sample_seed=42)
-    fits = [row for row, length in lengths.items() if length <= 11]
+    fits = [row for row, length in lengths.items() if length < 11]
     expected = datasets.Dataset.from_dict({"row": fits}).shuffle(seed=42)["row"][:10]
     assert data.manifest["row_ids"] == list(expected)
-    assert 0 < data.manifest["rows"]["longer than max_row_tokens"] == 40 - len(fits)
+    assert 0 < data.manifest["rows"]["of max_row_tokens or more"] == 40 - len(fits)
     with pytest.raises(ValueError, match="only 40 rows are left"):
         load(tiny_tokenizer, path, "numina", sample_rows=41)
 
@@ -117,6 +117,25 @@ def test_other_data_sets_pass_through_untouched(tiny_tokenizer, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = load_training_data(DataSettings(dataset=str(path)), tiny_tokenizer)
     assert data.dataset.to_list() == rows
+
+
+def test_own_columns_are_read_as_the_papers_sets_are(rows_file, tiny_tokenizer, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"q": "w1 ?", "facts": {"a": "w2"}}\n{"q": "w3 ?", "facts": {"a": ""}}\n')
+    settings = DataSettings(dataset=str(path), question_column="q", response_column="facts.a", max_row_tokens=9)
+    data = load_training_data(settings, tiny_tokenizer, text_column="text")
+    assert tiny_tokenizer.decode(data.dataset[0]["input_ids"]) == "<|user|> w1 ? <|assistant|> w2 <|eos|>"
+    assert data.manifest["rows"]["without a demonstration"] == 1
+    with pytest.raises(ValueError, match="one of them is missing"):
+        load_training_data(DataSettings(dataset=str(path), question_column="q"), tiny_tokenizer)
+
+
+def test_columns_in_no_form_are_refused_with_the_forms_there_are(tiny_tokenizer, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"q": "w1 ?", "a": "w2"}\n')
+    with pytest.raises(ValueError, match=r"columns q, a.*messages; prompt and completion; text .*--data_dir FILE"):
+        load_training_data(DataSettings(dataset=str(path)), tiny_tokenizer, text_column="text")
+    assert len(load_training_data(DataSettings(dataset=str(path)), tiny_tokenizer, text_column="q").dataset) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ cannot misalign them. Floats leave as integer bit views: ZeRO and FSDP2 round fl
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from qsft.targets.view import EMPTY
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Collator, Span, document_index, document_key, label_positions, spans
 from qsft.teacher.encoding import Rows
+from qsft.train.side_inputs import laid_out
 
 Batch = dict[str, Any]
 Features = list[dict[str, Any]]
@@ -51,7 +51,6 @@ class TeacherCollator:
         self.document = document
 
     def __call__(self, features: Features) -> Batch:
-        """The collated batch with the inputs of the target's head."""
         batch = self.base_collator(features)
         where = spans(batch, features)
         if self.cache is not None:
@@ -59,8 +58,7 @@ class TeacherCollator:
         if self.document:
             batch["document"] = document_index(batch, where)
         for name, column in self.columns.items():
-            values = lay_out(features, column, where, batch["input_ids"].shape)
-            batch[name] = _zeros_and_ones(values, column) if name == "critical" else to_bits(values)
+            batch[name] = laid_out(name, column, features, where, batch["input_ids"].shape)
         return batch
 
     def teacher_rows(self, cache: TeacherCache, batch: Batch, where: Sequence[Span]) -> Batch:
@@ -96,30 +94,3 @@ class TeacherCollator:
             f"the teacher cache {cache.path} does not hold a document of this batch ({len(input_ids)} tokens, starting "
             f"{input_ids[:8].tolist()}). {WHY_MISSING} Add it with `qsft cache build`, or set teacher_missing='self'."
         )
-
-
-def _zeros_and_ones(values: Tensor, column: str) -> Tensor:
-    if not bool(((values == 0) | (values == 1)).all()):
-        raise ValueError(f"the column {column!r} marks critical tokens with 1 and all others with 0; it holds others.")
-    return values.to(torch.int8)
-
-
-def lay_out(features: Features, column: str, where: Sequence[Span], shape: torch.Size) -> Tensor:
-    """The token-aligned column of `features` as [B, T], laid out like the tokens; zero on padding.
-
-    Collators keep the order of the features, so the spans take the values one after the other.
-    """
-    if column not in features[0]:
-        raise ValueError(
-            f"the target reads the column {column!r}, but the data set has only {', '.join(features[0])}. Add it, one "
-            "value per token (or one per example), or name another with critical_column / weight_column."
-        )
-    pieces = [np.broadcast_to(feature[column], len(feature["input_ids"])) for feature in features]
-    values = torch.from_numpy(np.concatenate(pieces).astype(np.float32))
-    laid_out = torch.zeros(shape, dtype=torch.float32)
-    cursor = 0
-    for row, start, stop in where:
-        piece = values[cursor : cursor + stop - start]
-        laid_out[row, start : start + len(piece)] = piece
-        cursor += stop - start
-    return laid_out

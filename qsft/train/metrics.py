@@ -12,9 +12,9 @@ from torch import Tensor
 from qsft.losses.sums import GAMMA_BINS, QUADRANTS, SUM_NAMES
 
 SEEN = "seen"  # tokens the model read, prompts included: TRL's num_tokens
-AUX = ("aux_loss", "micro_batches")
-NAMES = (*SUM_NAMES, SEEN, *AUX)
-TEACHER_SHARES = ("support_mass", "teacher_tail", "label_in_topk", "teacher_disagrees")
+NAMES = (*SUM_NAMES, SEEN, "aux_loss", "micro_batches")
+MEANS = ("label_loss", "residual_loss", "nll", "entropy", "gamma")
+TEACHER_SHARES = ("support_mass", "teacher_tail", "label_in_topk", "teacher_disagrees", *QUADRANTS)
 QUARTILES = {"gamma_q25": 0.25, "gamma_q50": 0.5, "gamma_q75": 0.75}
 
 
@@ -38,7 +38,7 @@ class MetricSums:
         if self.total is None:
             return {}
         values = reduce(self.total).tolist()
-        self.total = None
+        self.reset()
         return dict(zip(NAMES, values, strict=True))
 
     def take_seen(self, reduce: Callable[[Tensor], Tensor]) -> int:
@@ -50,7 +50,6 @@ class MetricSums:
         return seen
 
     def reset(self) -> None:
-        """Forget what was added."""
         self.total = None
 
 
@@ -63,27 +62,15 @@ def metrics_of(sums: Mapping[str, float]) -> dict[str, float]:
     tokens = sums.get("tokens")
     if not tokens:
         return {}
-    metrics = {
-        "label_loss": sums["label_loss"] / tokens,
-        "residual_loss": sums["residual_loss"] / tokens,
-        "nll": sums["nll"] / tokens,
-        "entropy": sums["entropy"] / tokens,
-        "mean_token_accuracy": sums["top1"] / tokens,
-        "gamma": sums["gamma"] / tokens,
-    }
+    metrics = {name: sums[name] / tokens for name in MEANS} | {"mean_token_accuracy": sums["top1"] / tokens}
     histogram = [sums[f"gamma_bin_{i}"] for i in range(GAMMA_BINS)]
     metrics |= {name: quantile(histogram, q) for name, q in QUARTILES.items()}
     if sums["aux_loss"]:
         metrics["aux_loss"] = sums["aux_loss"] / sums["micro_batches"]
-    return metrics | _teacher_metrics(sums)
-
-
-def _teacher_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    tokens, fallbacks = sums["teacher_tokens"], sums["fallback"]
-    if not tokens + fallbacks:
-        return {}
-    shares = {name: sums[name] / max(tokens, 1) for name in (*TEACHER_SHARES, *QUADRANTS)}
-    return shares | {"fallback_tokens": fallbacks}
+    taught, fallbacks = sums["teacher_tokens"], sums["fallback"]
+    if taught + fallbacks:
+        metrics |= {name: sums[name] / max(taught, 1) for name in TEACHER_SHARES} | {"fallback_tokens": fallbacks}
+    return metrics
 
 
 def quantile(histogram: Sequence[float], q: float) -> float:

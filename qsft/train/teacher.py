@@ -22,15 +22,11 @@ from qsft.teacher.live import LiveTeacher, adapter_off, input_device
 from qsft.teacher.manifest import MANIFEST
 from qsft.teacher.source import TeacherSource, weights_digest
 from qsft.train.config import BASE, TargetSFTConfig, as_dict
+from qsft.train.safeguards import refuse_missing, refuse_missing_teacher, refuse_self_reference
 
 logger = logging.get_logger(__name__)
 
 Teacher = TeacherCache | str | Path | nn.Module | None
-
-
-def reads_teacher(target: Target | LossTarget, args: TargetSFTConfig) -> bool:
-    """Whether the target needs a distribution from outside; iw_sft's reference is one, unless weights are given."""
-    return target.role is not None and ("ref_logp" not in target.needs or args.weight_column is None)
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,24 @@ class RunTeacher:
     model: Any
 
     @classmethod
-    def of(cls, given: Teacher, args: TargetSFTConfig, student: str | nn.Module, adapters: bool) -> "RunTeacher | None":
-        """What the trainer's argument and its config name; None when they name no teacher.
+    def of(
+        cls,
+        given: Teacher,
+        target: Target | LossTarget,
+        args: TargetSFTConfig,
+        student: str | nn.Module,
+        adapters: bool,
+    ) -> "RunTeacher | None":
+        """What the trainer's argument and its config name; None for a target that reads no teacher.
 
         Called before TRL patches the student's forward: a copy made later would still run the student's weights.
         """
+        needed = target.role is not None and ("ref_logp" not in target.needs or args.weight_column is None)
+        if not needed and (given is None or not target.may_read_teacher):
+            if given is not None:
+                logger.warning(f"the target {target} reads no teacher: the one given is not used.")
+            return None
+        refuse_self_reference(target, args)
         path = Path(args.teacher_cache) if args.teacher_cache else None
         model: Any = args.teacher_model_name_or_path
         if isinstance(given, TeacherCache):
@@ -59,7 +68,7 @@ class RunTeacher:
         elif given is not None:
             model = given
         if model is None:
-            return None if path is None else cls(path, None)
+            return cls(path or refuse_missing_teacher(target, args), None)
         # What is in memory already runs live, unless a directory is named to write it to.
         in_memory = isinstance(model, nn.Module) or (model == BASE and adapters)
         if not (args.teacher_live or (in_memory and path is None)):
@@ -68,7 +77,6 @@ class RunTeacher:
 
     @property
     def live(self) -> bool:
-        """Whether the teacher runs in every step."""
         return self.path is None
 
     def run_live(self, student: nn.Module, args: TargetSFTConfig, tokenizer: Any) -> LiveTeacher:
@@ -86,6 +94,21 @@ class RunTeacher:
             source.refuse_other_tokenizer(Vocabulary.of(tokenizer))
             model = source.load().requires_grad_(False)
         return LiveTeacher(model, args.teacher_top_k, base=model is student)
+
+    def complete(
+        self, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: Any, *, trained: bool = False
+    ) -> TeacherCache:
+        """The cache with every one of the documents in it; an error names what is missing and cannot be computed.
+
+        Once the student is `trained`, it is no longer the base that could fill the cache.
+        """
+        assert self.path is not None
+        only_read = self.model is None or not len(documents) or (self.model == BASE and trained)
+        cache = TeacherCache(self.path) if only_read else self.fill(documents, tokenizer, args, student)
+        cache.check_student(tokenizer, student.config.get_text_config().vocab_size)
+        if only_read:
+            refuse_missing(cache, documents, args.teacher_missing)
+        return cache
 
     def fill(self, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: Any) -> TeacherCache:
         """The cache with the documents in it: those it lacks are computed first, by a teacher that is then let go."""

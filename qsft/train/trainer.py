@@ -14,12 +14,11 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint
-from transformers.utils import logging
 from trl import SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from qsft.losses.head import SIDE_INPUTS, TEACHER_INPUTS, attach_target_head, label_logps
+from qsft.losses.head import attach_target_head
+from qsft.losses.self_check import check_head
 from qsft.losses.sums import SUM_NAMES
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
@@ -27,25 +26,19 @@ from qsft.targets.zoo import make_target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
 from qsft.teacher.live import LiveTeacher
-from qsft.train import card, columns, refusals
-from qsft.train.check import check_head
+from qsft.train import card, safeguards, side_inputs
 from qsft.train.collator import TeacherCollator
-from qsft.train.config import BASE, TargetSFTConfig, as_dict
+from qsft.train.config import TargetSFTConfig, as_dict
 from qsft.train.metrics import MetricSums, logged, metrics_of, tokens_seen
-from qsft.train.precision import keep_float_outputs
-from qsft.train.preflight import refuse_missing
-from qsft.train.psft import Block
-from qsft.train.record import read_record, refuse_other_record, write_record
-from qsft.train.teacher import RunTeacher, reads_teacher
-
-logger = logging.get_logger(__name__)
+from qsft.train.record import RecordingTrainer
+from qsft.train.teacher import RunTeacher, Teacher
 
 Batch = dict[str, Any]
 TOKENS, KEPT = SUM_NAMES.index("tokens"), SUM_NAMES.index("kept")
-LIVE_INPUTS = ("input_ids", "labels", "attention_mask", "position_ids")
+MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 
-class TargetSFTTrainer(SFTTrainer):
+class TargetSFTTrainer(RecordingTrainer):
     """SFTTrainer that fits the distribution `target` instead of the one-hot label.
 
     target    a Target or LossTarget; by default the one that `args.target` and `args.target_kwargs` name
@@ -57,9 +50,6 @@ class TargetSFTTrainer(SFTTrainer):
 
     model: Any
     args: TargetSFTConfig
-    teacher: RunTeacher | None
-    live: LiveTeacher | None
-    cache: TeacherCache | None
 
     _tag_names = [*SFTTrainer._tag_names, "qsft"]  # noqa: RUF012
     _name = "Target-SFT"
@@ -71,37 +61,30 @@ class TargetSFTTrainer(SFTTrainer):
         args: TargetSFTConfig | None = None,
         *,
         target: Target | LossTarget | None = None,
-        teacher: TeacherCache | str | Path | nn.Module | None = None,
+        teacher: Teacher = None,
         compute_loss_func: Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> None:
         args = TargetSFTConfig.own(args, model)
-        refusals.refuse_other_losses(args, compute_loss_func)
-        refusals.refuse_vision(kwargs.get("train_dataset"))
+        safeguards.refuse_other_losses(args, compute_loss_func)
+        safeguards.refuse_vision(kwargs.get("train_dataset"))
         self.target_name = args.target if target is None else None
         self.target = target or make_target(args.target, **as_dict(args.target_kwargs))
-        self.side_columns = columns.side_columns(self.target, args)
-        self.teacher = None
-        if reads_teacher(self.target, args) or (teacher is not None and self.target.may_read_teacher):
-            refusals.refuse_self_reference(self.target, args)
-            adapters = kwargs.get("peft_config") is not None or isinstance(model, PeftModel)
-            self.teacher = RunTeacher.of(teacher, args, model, adapters)
-            if self.teacher is None:
-                refusals.refuse_missing_teacher(self.target, args)
-        elif teacher is not None:
-            logger.warning(f"the target {self.target_name or self.target} reads no teacher: the one given is not used.")
+        self.side_columns = side_inputs.side_columns(self.target, args)
+        adapters = kwargs.get("peft_config") is not None or isinstance(model, PeftModel)
+        self.teacher = RunTeacher.of(teacher, self.target, args, model, adapters)
         super().__init__(model, args, **kwargs)
-        refusals.refuse_adapters(self.model)
-        refusals.refuse_sharded_head_copy(self.model, self.is_fsdp_enabled)
-        refusals.refuse_parallelism(self.accelerator.parallelism_config, args)
+        safeguards.refuse_adapters(self.model)
+        safeguards.refuse_sharded_head_copy(self.model, self.is_fsdp_enabled)
+        safeguards.refuse_parallelism(self.accelerator.parallelism_config, args)
         attach_target_head(self.model)
-        keep_float_outputs(self.accelerator)
+        safeguards.keep_float_outputs(self.accelerator)
         # The loss below is divided by the label tokens of the whole optimiser step, so they must be counted for every
         # model, shifted as the head shifts them, and nothing is left for Trainer to divide by.
         self.model_accepts_loss_kwargs = self._loss_shifts_labels = True
         self.loss_is_scaled_for_ga = args.loss_normalization == "tokens"
         self.sums = {"train": MetricSums(), "eval": MetricSums()}
-        self.block = Block(args.psft_block_steps, self.score) if "old_logp" in self.target.needs else None
+        self.block = side_inputs.Block(args.psft_block_steps, self.score) if "old_logp" in self.target.needs else None
         self.head_checked = not args.check_head
         self.open_teacher()
 
@@ -123,25 +106,23 @@ class TargetSFTTrainer(SFTTrainer):
         self.sums[mode].add(outputs.sums, tokens_seen(inputs), outputs.aux_loss)
         per_micro_batch = self.args.loss_normalization == "micro_batch_mean"
         counted = KEPT if per_micro_batch and self.target.averages_kept else TOKENS
-        loss = self.divided(outputs.loss, outputs.sums[counted], num_items_in_batch)
+        loss = self.divided(outputs.loss, outputs.sums[counted], None if per_micro_batch else num_items_in_batch)
         if self.aux_loss_enabled:
             # A mean per micro-batch. Where the loss covers the whole accumulation, so must the sum of these.
-            steps = self.current_gradient_accumulation_steps if self._whole_step(num_items_in_batch) else 1
+            whole_step = not per_micro_batch and num_items_in_batch is not None
+            steps = self.current_gradient_accumulation_steps if whole_step else 1
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss / steps
         return (loss, self.plain_outputs(model, inputs)) if return_outputs else loss
 
-    def divided(self, loss: Tensor, n_tokens: Tensor | int, num_items_in_batch: Tensor | int | None) -> Tensor:
+    def divided(self, loss: Tensor, n_tokens: Tensor, n_in_step: Tensor | int | None) -> Tensor:
         """The loss sum divided by the tokens of the step, or of this micro-batch where the step is not known."""
-        if not self._whole_step(num_items_in_batch):
-            return loss / torch.as_tensor(n_tokens).clamp(min=1)
-        loss = loss / torch.as_tensor(num_items_in_batch).clamp(min=1)
+        if n_in_step is None:
+            return loss / n_tokens.clamp(min=1)
+        loss = loss / torch.as_tensor(n_in_step).clamp(min=1)
         if self.args.average_tokens_across_devices:
             # The count covers all processes, and the gradients are averaged over them.
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
         return loss
-
-    def _whole_step(self, num_items_in_batch: Tensor | int | None) -> bool:
-        return num_items_in_batch is not None and self.args.loss_normalization == "tokens"
 
     def head_inputs(self, inputs: Batch) -> Batch:
         """The batch with what the head reads beside it: the live teacher, the old policy, the real vocabulary."""
@@ -150,51 +131,41 @@ class TargetSFTTrainer(SFTTrainer):
             extra["output_router_logits"] = True
         if self.live is not None:
             with self.accelerator.autocast():  # as the student runs: a base must not differ by its precision alone
-                extra["teacher"] = self.live(**{name: inputs.get(name) for name in LIVE_INPUTS})
+                extra["teacher"] = self.live(**{name: inputs.get(name) for name in (*MODEL_INPUTS, "labels")})
         if self.block is not None and "old_logp" not in inputs:  # evaluation: the policy is its own old policy
             inputs = self.block.scored(inputs)
         return {**inputs, **extra}
 
+    @torch.no_grad()
     def plain_outputs(self, model: nn.Module, inputs: Batch) -> Any:
         """The model's own outputs, with logits: `compute_metrics` reads them, the head never builds them."""
-        plain = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
-        with torch.no_grad():
-            return model(**plain, use_cache=False)
+        return model(**{name: inputs[name] for name in MODEL_INPUTS if name in inputs}, use_cache=False)
 
     # ---- the teacher ----
 
     def open_teacher(self) -> None:
         """Open the cache (built first where missing) or the live teacher, and wrap TRL's collator around it."""
-        self.live, self.cache = None, None
+        self.live: LiveTeacher | None = None
+        self.cache: TeacherCache | None = None
         self.base_collator = self.data_collator
         if self.teacher is not None and self.teacher.live:
             self.live = self.teacher.run_live(self.model, self.args, self._tokenizer)
         elif self.teacher is not None:
             evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
             self.cache = self.cache_with(self.teacher, self.train_dataset, *evaluation.values())
-        document = "document" in self.target.needs
-        if self.cache is not None or self.side_columns or document:
-            missing, side = self.args.teacher_missing, self.side_columns
+        document, columns = "document" in self.target.needs, self.side_columns
+        if self.cache is not None or columns or document:
             self.data_collator = TeacherCollator(
-                self.base_collator, self.cache, missing=missing, columns=side, document=document
+                self.base_collator, self.cache, missing=self.args.teacher_missing, columns=columns, document=document
             )
 
     def cache_with(self, teacher: RunTeacher, *datasets: Any) -> TeacherCache:
-        """The teacher's cache with every document of the prepared data sets in it; an error names what is missing.
-
-        Streaming data sets are left out: their documents are looked up as they come.
-        """
+        """The teacher's cache with the documents of the data sets; those that stream are looked up as they come."""
         known = type(self.base_collator) is DataCollatorForLanguageModeling
         map_style = [dataset for dataset in datasets if isinstance(dataset, Dataset)]
         documents = Documents(*map_style, collator=None if known else self.base_collator)
-        moved = teacher.model == BASE and self.state.global_step > 0  # the student is no longer its base
-        if teacher.model is not None and len(documents) and not moved:
-            cache = teacher.fill(documents, self._tokenizer, self.args, self.model)
-        else:
-            cache = TeacherCache(teacher.path)
-            refuse_missing(cache, documents, self.args.teacher_missing)
-        cache.check_student(self._tokenizer, self.model.config.get_text_config().vocab_size)
-        return cache
+        trained = self.state.global_step > 0
+        return teacher.complete(documents, self._tokenizer, self.args, self.model, trained=trained)
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
         """Trainer's dataloader; data passed to evaluate() get their teacher rows first."""
@@ -207,33 +178,25 @@ class TargetSFTTrainer(SFTTrainer):
     # ---- inputs of single rows ----
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, packing: bool, *rest: Any) -> Any:
-        """TRL's preparation, with the token-aligned columns cut and packed along."""
         if not self.side_columns:
             return super()._prepare_dataset(dataset, processing_class, args, packing, *rest)
-        whole = super()._prepare_dataset(dataset, processing_class, columns.untruncated(args), False, *rest)
-        return columns.finish(whole, list(self.side_columns.values()), args, packing)
+        whole = super()._prepare_dataset(dataset, processing_class, side_inputs.untruncated(args), False, *rest)
+        return side_inputs.finish(whole, list(self.side_columns.values()), args, packing)
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
             super()._set_signature_columns_if_needed()
             self._signature_columns += self.side_columns.values()
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
-    ) -> tuple[list[Batch], Tensor | int | None]:
+    def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device) -> Any:
         """The batches of one optimiser step; psft draws and scores a whole block of steps at a time."""
         if self.block is not None:
             epoch_iterator = self.block.serve(epoch_iterator, num_batches, self.state.global_step)
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def score(self, batch: Batch) -> Tensor:
-        """The student's present log-prob of every label of the batch, without dropout."""
-        model, training = self.model_wrapped, self.model_wrapped.training
-        plain = {name: value for name, value in batch.items() if name not in (*TEACHER_INPUTS, *SIDE_INPUTS)}
-        model.eval()
-        logps = label_logps(model, **self._prepare_inputs(plain))
-        model.train(training)
-        return logps
+        """The log-prob of every label of the batch under the student as it is now."""
+        return side_inputs.score(self.model_wrapped, self._prepare_inputs(batch))
 
     # ---- logs, checkpoints, card ----
 
@@ -255,34 +218,16 @@ class TargetSFTTrainer(SFTTrainer):
     def record(self) -> dict[str, Any]:
         """What a checkpoint keeps to recognise this run's target and teacher."""
         identity = None if self.teacher is None else self.teacher.identity(self.cache)
-        return {
-            "name": self.target_name,
-            "target": self.target.record(),
-            "teacher": identity,
-            "num_tokens": self._total_train_tokens,
-        }
+        target = {"name": self.target_name, "target": self.target.record()}
+        return {**target, "teacher": identity, "num_tokens": self._total_train_tokens}
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         if self.block is not None:
             self.block.warn_if_open(self.state.global_step)
         self._total_train_tokens += self.sums["train"].take_seen(self._over_processes) // self._tp_size
-        if self.args.should_save:
-            write_record(Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}"), self.record())
         super()._save_checkpoint(model, trial)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train; a checkpoint of another target or teacher is refused unless `resume_with_other_target` is set."""
-        checkpoint = resume_from_checkpoint
-        if checkpoint is True:
-            checkpoint = get_last_checkpoint(self.args.output_dir)
-        if checkpoint:
-            if not self.args.resume_with_other_target:
-                refuse_other_record(Path(checkpoint), self.record())
-            self._total_train_tokens = (read_record(Path(checkpoint)) or {}).get("num_tokens", 0)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL's card with a section on the target, its formula and the teacher."""
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
             card.add_section(Path(self.args.output_dir, "README.md"), self.target, self.record())

@@ -15,12 +15,14 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
 from peft import LoraConfig
+from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedTokenizerFast, training_args
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, training_args
 
 from qsft.losses import head
 from qsft.processes import exit_process, process_group
 from qsft.train.config import TargetSFTConfig
+from qsft.train.teacher import RunTeacher, frozen_copy
 from qsft.train.trainer import TargetSFTTrainer
 
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
@@ -28,6 +30,7 @@ RANK = os.environ.get("RANK", "0")
 DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 FSDP = os.environ.get("ACCELERATE_USE_FSDP") == "true"
 MICRO_BATCH = 4  # over all processes
+LOGGED = ("loss", "grad_norm", "label_loss", "gamma", "entropy", "mean_token_accuracy", "num_tokens")
 
 
 def allow_cpu():
@@ -42,7 +45,7 @@ def allow_cpu():
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-class Witness:
+class TeacherMass:
     """Stands before the fused head and adds up the teacher's probabilities that reach it."""
 
     def __init__(self):
@@ -86,7 +89,7 @@ def settings(case, world, run):
     )
 
 
-def train(case, world, run, witness):
+def train(case, world, run, seen):
     """Train one case, from the checkpoint it names if any; what was logged, and what really ran."""
     args = settings(case, world, run)
     set_seed(args.seed)  # of LoRA's first weights
@@ -98,13 +101,13 @@ def train(case, world, run, witness):
         processing_class=PreTrainedTokenizerFast.from_pretrained(world),
         peft_config=lora if case.get("lora") else None,
     )
-    witness.mass = 0.0
-    trainer.train(resume_from_checkpoint=case.get("resume"))
+    seen.mass = 0.0
+    trainer.train(resume_from_checkpoint=case.get("resumes") and str(run / case["resumes"] / "checkpoint-2"))
     if case.get("save"):
         trainer.save_model()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    logged = {name: [entry[name] for entry in steps] for name in ("loss", "grad_norm", "entropy", "num_tokens")}
-    return {**logged, "teacher_mass": witness.mass, **what_ran(trainer)}
+    logged = {name: [entry[name] for entry in steps] for name in LOGGED}
+    return {**logged, "teacher_mass": seen.mass, **what_ran(trainer)}
 
 
 def what_ran(trainer):
@@ -118,12 +121,36 @@ def what_ran(trainer):
     }
 
 
+def refuse_empty_copies(world, run):
+    """What is said about teachers in memory that FSDP's RAM-efficient loading left empty in all but one process."""
+    sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+    args, errors, path = settings({"name": "empty", "target": "target"}, world, run), [], world / "teacher"
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(world)
+    os.environ.update(sharded)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    for name in sharded:
+        del os.environ[name]
+    for teacher in (model, frozen_copy(model, args)):
+        try:
+            RunTeacher(None, teacher).run_live(nn.Module(), args, tokenizer)
+        except ValueError as error:
+            errors.append(str(error))
+    os.environ.update(sharded)
+    named = RunTeacher(None, str(path)).run_live(nn.Module(), args, tokenizer)
+    assert any(parameter.any() for parameter in named.model.parameters())
+    for name in sharded:
+        del os.environ[name]
+    return errors
+
+
 def main():
     world, run, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     allow_cpu()
-    witness = Witness()
+    seen = TeacherMass()
     with process_group():
-        results = {case["name"]: train(case, world, run, witness) for case in cases}
+        results = {case["name"]: train(case, world, run, seen) for case in cases}
+        if WORLD_SIZE > 1 and not (DEEPSPEED or FSDP):
+            results["empty_copies"] = refuse_empty_copies(world, run)
     assert not torch.distributed.is_initialized()
     (run / f"rank{RANK}.json").write_text(json.dumps(results))
 

@@ -44,7 +44,7 @@ def token_data(n=24):
     return Dataset.from_list(rows)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def data():
     """The makers of data sets: data.text(n), data.completion(n), data.chat(n), data.tokens(n)."""
     return SimpleNamespace(text=text_data, completion=completion_data, chat=chat_data, tokens=token_data)

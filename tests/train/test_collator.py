@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from tiny import make_model
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -14,16 +15,15 @@ from qsft.teacher.live import teacher_rows
 from qsft.train.collator import TeacherCollator
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def rows(data):
     return list(data.tokens(12))
 
 
-@pytest.fixture
-def cache(rows, tiny_model, tiny_tokenizer, tmp_path):
-    return build_cache(
-        Dataset.from_list(rows), tiny_model(seed=5), tmp_path / "cache", tokenizer=tiny_tokenizer, k=8, progress=False
-    )
+@pytest.fixture(scope="module")
+def cache(rows, tiny_tokenizer, tmp_path_factory):
+    path, teacher = tmp_path_factory.mktemp("collator") / "cache", make_model(seed=5)
+    return build_cache(Dataset.from_list(rows), teacher, path, tokenizer=tiny_tokenizer, k=8, progress=False)
 
 
 @pytest.mark.parametrize("padding_free", [False, True])
@@ -79,6 +79,7 @@ def test_pickles_as_a_path(rows, cache):
     assert again["teacher_logps"].equal(collator(rows[:4])["teacher_logps"])
 
 
+@pytest.mark.slow
 def test_workers_that_are_spawned(rows, cache):
     collator = TeacherCollator(DataCollatorForLanguageModeling(0), cache)
     loader = DataLoader(rows, batch_size=6, collate_fn=collator, num_workers=1, multiprocessing_context="spawn")

@@ -61,6 +61,7 @@ def test_resumed_equals_uninterrupted(taught, logged, case):
         assert torch.equal(torch.as_tensor(mine), torch.as_tensor(other))
 
 
+@pytest.mark.slow
 def test_resumed_in_a_new_process(taught, data, tiny_model, tiny_tokenizer, tmp_path):
     world = tmp_path / "world"
     tiny_model().save_pretrained(world)
@@ -132,7 +133,7 @@ def test_a_checkpoint_of_another_trainer_is_taken(taught):
 
 def test_a_checkpoint_inside_a_psft_block_is_warned_of(taught, caplog, monkeypatch):
     warnings = []
-    monkeypatch.setattr("qsft.train.psft.logger.warning", warnings.append)
+    monkeypatch.setattr("qsft.train.side_inputs.logger.warning", warnings.append)
     taught("psft", psft_block_steps=2, save_steps=1, max_steps=2).train()
     assert len(warnings) == 1
     assert "checkpoint-1 falls inside a block of 2 steps" in warnings[0]

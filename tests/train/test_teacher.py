@@ -1,9 +1,6 @@
 """The teacher of a run: who is refused, before it costs anything, and what "base" means."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,36 +9,6 @@ from transformers import AutoModelForCausalLM
 from qsft.teacher.source import TeacherSource
 from qsft.train.teacher import RunTeacher, put_back
 from qsft.train.trainer import TargetSFTTrainer
-
-ZEROED = """
-import os, sys
-from torch import distributed, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from qsft.processes import exit_process
-from qsft.train.config import TargetSFTConfig
-from qsft.train.teacher import RunTeacher, frozen_copy
-distributed.init_process_group("gloo")
-path, out = sys.argv[1:]
-sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
-os.environ.update(sharded)
-model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-named = RunTeacher(None, path)
-for name in sharded:
-    del os.environ[name]
-args = TargetSFTConfig(output_dir=out, use_cpu=True, bf16=False)
-said = []
-for teacher in (model, frozen_copy(model, args)):
-    try:
-        RunTeacher(None, teacher).run_live(nn.Module(), args, tokenizer)
-    except ValueError as error:
-        said.append(str(error))
-os.environ.update(sharded)
-assert any(parameter.any() for parameter in named.run_live(nn.Module(), args, tokenizer).model.parameters())
-with open(f"{out}-{distributed.get_rank()}", "w") as file:
-    file.write("\\n".join(said))
-distributed.barrier()
-exit_process(0)
-"""
 
 
 @pytest.fixture
@@ -123,20 +90,6 @@ def test_a_student_that_does_not_fit_costs_no_capture(trainer, data, tiny_model,
     with pytest.raises(ValueError, match="head of the student has 319 rows"):
         trainer(data.completion(), target="target", model=tiny_model(vocab_size=319), **settings)
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.distributed
-def test_a_model_in_memory_that_fsdp_left_empty_is_refused_in_every_process(saved, tiny_tokenizer, tmp_path):
-    (tmp_path / "run.py").write_text(ZEROED)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "run.py")]
-    words = [sys.executable, *launch, saved(tiny_tokenizer), str(tmp_path / "said")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for rank in range(2):
-        said = (tmp_path / f"said-{rank}").read_text().splitlines()
-        assert len(said) == 2
-        assert all("not the same model in every process" in line and "name or path" in line for line in said)
 
 
 @pytest.fixture

@@ -36,6 +36,12 @@ def taught(trainer, teacher, tmp_path):
     return make
 
 
+@pytest.fixture(scope="module")
+def plain_losses():
+    """Filled by the first test that needs them."""
+    return []
+
+
 def weights(trainer):
     return [p.detach().clone() for p in trainer.model.parameters()]
 
@@ -254,21 +260,16 @@ def _renamed(tokenizer, path):
     return path
 
 
-def test_the_saved_model_loads_with_plain_transformers(taught, data):
+def test_the_saved_model_loads_with_plain_transformers_and_both_generate(taught, data):
     made = taught(data.completion())
     made.train()
+    assert made.model.generate(torch.tensor([[30, 31]]), max_new_tokens=3, do_sample=False).shape[1] >= 3
     made.save_model()
     again = AutoModelForCausalLM.from_pretrained(made.args.output_dir)
     for mine, other in zip(made.model.parameters(), again.parameters(), strict=True):
         assert mine.equal(other)
     out = again.generate(torch.tensor([[30, 31]]), max_new_tokens=3, do_sample=False)
     assert out.shape[1] >= 3
-
-
-def test_the_trained_model_still_generates(taught, data):
-    made = taught(data.completion())
-    made.train()
-    assert made.model.generate(torch.tensor([[30, 31]]), max_new_tokens=3, do_sample=False).shape[1] >= 3
 
 
 def test_callbacks_and_compute_metrics(trainer, data):
@@ -302,13 +303,14 @@ def test_callbacks_and_compute_metrics(trainer, data):
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_works_with(taught, data, logged, settings):
-    rows = data.tokens()
-    made = taught(rows, max_steps=6, **settings)
+def test_works_with(taught, data, logged, plain_losses, settings):
+    made = taught(data.tokens(), max_steps=3, **settings)
     made.train()
-    plain = taught(rows, max_steps=6)
-    plain.train()
-    assert logged(made) == pytest.approx(logged(plain), rel=0.15)
+    if not plain_losses:
+        plain = taught(data.tokens(), max_steps=3)
+        plain.train()
+        plain_losses += logged(plain)
+    assert logged(made) == pytest.approx(plain_losses, rel=0.15)
 
 
 @pytest.mark.slow
@@ -405,4 +407,4 @@ def test_a_teacher_that_nobody_reads_is_named(trainer, data, teacher, caplog):
     logging.enable_propagation()
     trainer(data.tokens(), target="dft", teacher=teacher)
     logging.disable_propagation()
-    assert "dft reads no teacher" in caplog.text
+    assert "reads no teacher: the one given is not used" in caplog.text

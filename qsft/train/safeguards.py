@@ -1,17 +1,26 @@
-"""What cannot be right is refused before any work is done, with what to do instead."""
+"""What cannot be right is refused before any work is done, or found before the first step, with what to do instead."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
+import torch
+from accelerate import Accelerator
 from peft import PeftModel
 from transformers import PreTrainedModel
+from transformers.utils import logging
 from trl import SFTConfig
 
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.documents import Documents
+from qsft.train.collator import WHY_MISSING
 from qsft.train.config import TargetSFTConfig
 
-MODULES = "modules_to_save"  # how PEFT marks a layer of which it trains a full copy
+logger = logging.get_logger(__name__)
+
+COPIED = "modules_to_save"  # how PEFT marks a layer of which it trains a full copy
 
 
 def refuse_other_losses(args: SFTConfig, compute_loss_func: Callable[..., Any] | None) -> None:
@@ -35,7 +44,6 @@ def refuse_other_losses(args: SFTConfig, compute_loss_func: Callable[..., Any] |
 
 
 def refuse_vision(dataset: Iterable[dict[str, Any]] | None) -> None:
-    """Images are prepared in the collator, so a document's tokens are not known beforehand."""
     row = next(iter(dataset), {}) if dataset is not None else {}
     if "image" in row or "images" in row:
         raise ValueError(
@@ -55,7 +63,7 @@ def refuse_adapters(model: PreTrainedModel | PeftModel) -> None:
 
 def refuse_sharded_head_copy(model: PreTrainedModel | PeftModel, fsdp: bool) -> None:
     """A head trained through modules_to_save under FSDP: its gradient comes out wrong there, with plain TRL too."""
-    if fsdp and isinstance(model, PeftModel) and hasattr(model.get_base_model().get_output_embeddings(), MODULES):
+    if fsdp and isinstance(model, PeftModel) and hasattr(model.get_base_model().get_output_embeddings(), COPIED):
         raise ValueError(
             'modules_to_save=["lm_head"] gives wrong gradients under FSDP. Leave lm_head out of modules_to_save, or '
             "train with DDP or ZeRO (recipes/accelerate/zero3.yaml)."
@@ -83,7 +91,7 @@ def refuse_parallelism(parallelism: Any, args: SFTConfig) -> None:
         )
 
 
-def refuse_missing_teacher(target: Target | LossTarget, args: TargetSFTConfig) -> None:
+def refuse_missing_teacher(target: Target | LossTarget, args: TargetSFTConfig) -> NoReturn:
     """The target reads a teacher and none was given: show the one line to add."""
     raise ValueError(
         f"target {args.target!r} reads a teacher, but none was given. Add one line:\n"
@@ -100,4 +108,33 @@ def refuse_self_reference(target: Target | LossTarget, args: TargetSFTConfig) ->
         raise ValueError(
             "teacher_missing='self' does not fit iw_sft: a document the cache lacks has no reference log-probs and so "
             "no weight. Add the missing documents to the cache, or give weights with weight_column."
+        )
+
+
+def refuse_missing(cache: TeacherCache, documents: Documents, missing: str) -> None:
+    """Raise when the cache lacks documents; with missing="self" warn how many will train without a teacher."""
+    absent = cache.missing(documents, check=False)
+    if not absent:
+        return
+    count = f"{len(absent)} of {len(documents)} documents are not in the teacher cache {cache.path}"
+    if missing == "self":
+        logger.warning(f"{count}; they train with the student's own distribution as the residual (fallback_tokens).")
+        return
+    first = documents[absent[0]]["input_ids"]
+    raise ValueError(
+        f"{count} ({len(cache)} documents). The first has {len(first)} tokens and starts {first[:12].tolist()}. "
+        f"{WHY_MISSING} `qsft cache build RECIPE` adds what is missing, as does teacher_model_name_or_path=NAME here; "
+        "teacher_missing='self' trains those documents without a teacher."
+    )
+
+
+def keep_float_outputs(accelerator: Accelerator) -> None:
+    """Make FSDP2 return the loss in float32 and reduce gradients in float32; accelerate asks for bf16 in both.
+
+    The loss is a sum over thousands of tokens, which bf16 would round to three digits.
+    """
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and plugin.fsdp_version == 2 and plugin.mixed_precision_policy is not None:
+        plugin.mixed_precision_policy = replace(
+            plugin.mixed_precision_policy, output_dtype=None, reduce_dtype=torch.float32
         )

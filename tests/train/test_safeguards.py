@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 from trl import SFTConfig
 
-from qsft.train.refusals import refuse_parallelism
+from qsft.train.safeguards import refuse_parallelism
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_parallelism(parallelism, n_gpu, words):
 def test_a_trained_copy_of_the_head_is_refused_under_fsdp(tiny_model):
     from peft import LoraConfig, get_peft_model
 
-    from qsft.train.refusals import refuse_sharded_head_copy
+    from qsft.train.safeguards import refuse_sharded_head_copy
 
     lora = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     copied = get_peft_model(tiny_model(), LoraConfig(**lora, modules_to_save=["lm_head"]))

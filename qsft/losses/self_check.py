@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qsft.losses.reference import target_loss
 from qsft.targets.zoo import make_target
 
-TOKENS = 16
+CHECKED_TOKENS = 16
 FULL_PRECISION = 1e-3  # relative
 HALF_PRECISION = 3e-2  # bf16 keeps 8 bits
 
@@ -23,7 +23,7 @@ def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
     Runs through the wrapped model, so it holds under DDP, FSDP and ZeRO; every process takes part.
     """
     names = ("input_ids", "attention_mask", "position_ids")
-    few = {name: inputs[name][:1, :TOKENS] for name in names if name in inputs}
+    few = {name: inputs[name][:1, :CHECKED_TOKENS] for name in names if name in inputs}
     labels, sft = few["input_ids"], make_target("sft")
     training = model.training
     model.eval()  # dropout would differ between the two, and move the random state of the run

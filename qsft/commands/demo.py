@@ -29,7 +29,14 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="run N seeds (default: 1)")
     parser.add_argument("--noise", type=float, metavar="P", help="probability of a slip per step (default: 0.25)")
-    parser.add_argument("--wrong-teacher", action="store_true", help="the teacher is sure of wrong products")
+    parser.add_argument(
+        "--wrong-teacher",
+        nargs="?",
+        choices=("wrong", "half"),
+        default="right",
+        const="wrong",
+        help="the teacher is sure of wrong products; half: of half of them",
+    )
     parser.add_argument("--targets", nargs="+", metavar="ROW[:KEY=VALUE,…]", help="rows to compare; lr=… is a key too")
     parser.add_argument(
         "--methods", nargs="+", default=[], metavar="NAME", help="rft, star, grape, …: see `qsft curate`"
@@ -49,19 +56,19 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from rich.console import Console
 
+    from qsft.demo.experiment import run as run_demo
     from qsft.demo.methods import METHODS, find_data_level, parse_methods
-    from qsft.demo.report import report
-    from qsft.demo.run import run as run_demo
-    from qsft.demo.settings import Settings
+    from qsft.demo.present import present
+    from qsft.demo.scenario import Scenario
 
     if args.threads:
         torch.set_num_threads(args.threads)
     noise = {} if args.noise is None else {"noise": args.noise}
-    settings = Settings(wrong_teacher=args.wrong_teacher, **noise)
+    scenario = Scenario(teacher=args.wrong_teacher, **noise)
     methods = (parse_methods(args.targets) if args.targets else METHODS) + find_data_level(args.methods)
     if args.quick and args.methods:
         raise ValueError("--quick leaves a base that never answers right: --methods would find nothing to keep.")
     console = Console()
-    results = run_demo(settings, args.seeds, methods, args.out, console, quick=args.quick)
-    report(results, args.out, console)
+    results = run_demo(scenario, args.seeds, methods, args.out, console, quick=args.quick)
+    present(results, args.out, console)
     return 0

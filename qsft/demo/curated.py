@@ -12,12 +12,11 @@ from qsft.curate.options import Options
 from qsft.data.load import DataSettings
 from qsft.demo.measure import LONGEST
 from qsft.demo.methods import Method
-from qsft.demo.models import load
-from qsft.demo.progress import Phases
-from qsft.demo.reading import given_answer
-from qsft.demo.settings import Settings
+from qsft.demo.scenario import Scenario
+from qsft.demo.solutions import given_answer
+from qsft.demo.training import Phases, load
 from qsft.demo.vocabulary import EOS, WORDS, make_tokenizer
-from qsft.demo.world import PROMPT_LENGTH, Problem
+from qsft.demo.world import PROMPT_LENGTH, ClockProblem
 
 OTHERS = 3  # further demonstrators that GRAPE chooses from
 ATTEMPTS = {"star": 2}  # at most: the second, with the hint, is for failures
@@ -32,33 +31,33 @@ SETTINGS: dict[str, dict[str, Any]] = {
 OPTIONS = Options(gold="qsft.demo.curated:answer", verifier="qsft.demo.curated:verify", fresh=True)
 
 
-def curated_rows(settings: Settings, method: Method, data: Dataset, base: Path, out: Path, phases: Phases) -> Dataset:
+def curated_rows(scenario: Scenario, method: Method, data: Dataset, base: Path, out: Path, phases: Phases) -> Dataset:
     """As many documents as the demonstrations are, drawn from what a method makes of them: all train equally long."""
     name = str(method.curate)
     rows = data.select(range(min(len(data), MOST.get(name, len(data)))))
-    rows = rows.add_column("others", other_demonstrations(rows, settings)) if name == "grape" else rows
+    rows = rows.add_column("others", other_demonstrations(rows, scenario)) if name == "grape" else rows
     responses = len(rows) * SETTINGS[name].get("n", 1) * ATTEMPTS.get(name, 1)
     material = Material(rows, DataSettings(), load(base), make_tokenizer())
-    with phases.phase(f"curate by {method.label}", responses, "responses") as advance:
-        curate(name, SETTINGS[name], material, out, OPTIONS, watch=lambda record: advance(1))
-    made = load_from_disk(str(out)).shuffle(seed=settings.seed)
+    with phases.phase(f"curate by {method.label}", responses, "responses") as progress:
+        curate(name, SETTINGS[name], material, out, OPTIONS, watch=lambda record: progress.advance())
+    made = load_from_disk(str(out)).shuffle(seed=scenario.seed)
     made = made.select_columns([name for name in ("input_ids", "labels", "critical") if name in made.column_names])
     return made.select([at % len(made) for at in range(len(data))])
 
 
-def other_demonstrations(rows: Dataset, settings: Settings) -> list[list[str]]:
+def other_demonstrations(rows: Dataset, scenario: Scenario) -> list[list[str]]:
     """Further solutions to the same problems, by demonstrators who slip as often, without <eos>."""
-    random = Random(f"others {settings.seed}")
+    random = Random(f"others {scenario.seed}")
     problems = [problem_of(ids) for ids in rows["input_ids"]]
     return [
-        [" ".join(settings.demonstrator.solution(problem, random)[:-1]) for _ in range(OTHERS)] for problem in problems
+        [" ".join(scenario.demonstrator.solution(problem, random)[:-1]) for _ in range(OTHERS)] for problem in problems
     ]
 
 
-def problem_of(ids: list[int]) -> Problem:
+def problem_of(ids: list[int]) -> ClockProblem:
     """The problem that a document begins with."""
     _, start, *operations, _ = (WORDS[i] for i in ids[:PROMPT_LENGTH])
-    return Problem(int(start), tuple(operations))
+    return ClockProblem(int(start), tuple(operations))
 
 
 def answer(row: Mapping[str, Any]) -> str:

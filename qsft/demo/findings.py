@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from qsft.demo.foundation import base_suffices, teacher_suffices
 from qsft.demo.methods import Method
-from qsft.demo.results import Line, Results
+from qsft.demo.results import BASE, TEACHER, Line, Results
 
 TIE = 3.0  # points: what a seed more or less may change
 CLEAN = 0.05  # slips per step below which demonstrations count as clean
@@ -19,17 +20,17 @@ def findings(results: Results) -> list[str]:
     """One sentence or two per finding, the most important first."""
     if results.quick:
         return [QUICK]
-    return [*_about_target_sft(results), _about_errors(results), *_about_greedy(results), LIMITS]
-
-
-def ours(results: Results) -> Method | None:
-    """The Target-SFT among the methods, the best one if there are several."""
-    candidates = [method for method in results.methods if method.row == "target"]
-    return max(candidates, key=lambda method: results.line(method.label).average, default=None)
+    return [
+        *_about_target_sft(results),
+        _about_errors(results),
+        *_about_greedy(results),
+        *_about_the_world(results),
+        LIMITS,
+    ]
 
 
 def _about_target_sft(results: Results) -> Iterator[str]:
-    hero = ours(results)
+    hero = results.hero
     rivals = [m for m in results.methods if m.row != "target" and not m.control]
     if hero is None or not rivals:
         first = max((results.line(method.label) for method in results.methods), key=lambda line: line.average)
@@ -59,9 +60,9 @@ def _against(results: Results, ours: str, other: str) -> str:
 def _why(results: Results, hero: Method, rival: Method) -> str:
     """The reason, where the world gives one: a teacher that is wrong, demonstrations that are clean."""
     gain = results.gain(hero.label, rival.label).mean
-    if gain < -TIE and results.settings.wrong_teacher and "teacher" not in rival.target.needs:
+    if gain < -TIE and results.scenario.teacher != "right" and "teacher" not in rival.target.needs:
         return " The teacher is sure of wrong products, and Target-SFT follows it; who reads no teacher is not misled."
-    if abs(gain) <= TIE and rival.row == "sft" and not rival.curate and results.settings.noise < CLEAN:
+    if abs(gain) <= TIE and rival.row == "sft" and not rival.curate and results.scenario.noise < CLEAN:
         return " With demonstrations this clean there is nothing to filter: plain SFT is enough."
     return ""
 
@@ -87,6 +88,14 @@ def _about_greedy(results: Results) -> Iterator[str]:
             f"At temperature 0 {_names(good)} tie within {TIE:g} points ({worst.label} {worst.greedy:.1f} %, "
             f"{best.label} {best.greedy:.1f} %): what separates them is sampling."
         )
+
+
+def _about_the_world(results: Results) -> Iterator[str]:
+    """Seeds whose base or teacher did not come to know what they should: their figures are about another world."""
+    for seed in results.seeds:
+        base, teacher = seed.knows[BASE], seed.knows[TEACHER]
+        if not (base_suffices(base) and teacher_suffices(teacher, seed.scenario.teacher)):
+            yield f"Mind seed {seed.scenario.seed}: its base or teacher does not know what it should, see above."
 
 
 def _points(value: float) -> str:

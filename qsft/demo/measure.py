@@ -6,17 +6,16 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from qsft.demo.progress import Advance
-from qsft.demo.reading import ERRORS, first_error, given_answer
+from qsft.demo.solutions import ERRORS, first_error, given_answer
 from qsft.demo.vocabulary import EOS, make_tokenizer
-from qsft.demo.world import LENGTH, PROMPT_LENGTH, Problem
+from qsft.demo.world import LENGTH, PROMPT_LENGTH, ClockProblem
 from qsft.evals.evaluate import evaluate
 from qsft.evals.grade import Grade
 from qsft.evals.protocol import Protocol
 from qsft.evals.request import Generation
 from qsft.evals.stats import Scores
-from qsft.evals.tasks import Problem as EvalProblem
-from qsft.evals.tasks import Task
+from qsft.evals.tasks import Problem, Task
+from qsft.progress import Progress
 
 TASK = "clock"
 LONGEST = LENGTH - PROMPT_LENGTH + 2  # a little more than a faultless solution: what is longer is wrong
@@ -39,9 +38,11 @@ class Measurement:
     scores: Scores
 
 
-def measure(model: PreTrainedModel, problems: Sequence[Problem], samples: int, advance: Advance) -> Measurement:
+def measure(
+    model: PreTrainedModel, problems: Sequence[ClockProblem], samples: int, progress: Progress | None = None
+) -> Measurement:
     """Average@samples at temperature 1, greedy accuracy, pass@samples and the shares of first errors."""
-    task, tokenizer = clock_task(problems, advance), make_tokenizer()
+    task, tokenizer = clock_task(problems, progress), make_tokenizer()
     sampling = Protocol(n=samples, max_new_tokens=LONGEST)
     sampled = evaluate(model, task, tokenizer=tokenizer, protocol=sampling, silent=True)
     greedy = evaluate(model, task, tokenizer=tokenizer, protocol=GREEDY, silent=True)
@@ -58,15 +59,16 @@ def measure(model: PreTrainedModel, problems: Sequence[Problem], samples: int, a
     )
 
 
-def clock_task(problems: Sequence[Problem], advance: Advance) -> Task:
+def clock_task(problems: Sequence[ClockProblem], progress: Progress | None = None) -> Task:
     """The evaluation problems as a task: asked as they stand in the documents, graded by the world's own rule."""
 
-    def grade(generation: Generation, asked: EvalProblem) -> Grade:
-        advance(1)
+    def grade(generation: Generation, asked: Problem) -> Grade:
+        if progress is not None:
+            progress.advance()
         answer = given_answer(words_of(generation))
         return Grade(correct=answer == asked.gold, answer=answer)
 
-    asked = [EvalProblem(_text(problem), _text(problem), problem.answer) for problem in problems]
+    asked = [Problem(_text(problem), _text(problem), problem.answer) for problem in problems]
     return Task(TASK, problems=asked, prompt=lambda one: one.question, grader=grade)
 
 
@@ -75,5 +77,5 @@ def words_of(generation: Generation) -> list[str]:
     return [*generation.text.split(), *([EOS] if generation.finish == "stop" else [])]
 
 
-def _text(problem: Problem) -> str:
+def _text(problem: ClockProblem) -> str:
     return " ".join(problem.prompt)

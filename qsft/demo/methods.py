@@ -12,8 +12,9 @@ CALM = {"dft": 1e-3}  # the p-loss degrades at the others' learning rate
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table with its hyper-parameters; a control is shown, but not ranked as a method of the paper.
+    """A row of the table with its hyper-parameters.
 
+    control  what it is if it is shown, but not ranked as a method of the paper
     curate   the data-level method that makes its demonstrations, if they are not the demonstrators' own
     """
 
@@ -21,12 +22,11 @@ class Method:
     row: str
     hparams: dict[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None
-    control: bool = False
+    control: str = ""
     curate: str | None = None
 
     @property
     def target(self) -> Target:
-        """The row itself."""
         return make_target(self.row, **self.hparams)
 
     @property
@@ -43,7 +43,8 @@ METHODS = (
     Method("SFT(p)", "dft", learning_rate=CALM["dft"]),
     Method("KD 0.8", "kd_hybrid", {"c": 0.8}),
     Method("KD 1.0", "kd"),
-    Method("KD sharpened", "kd", {"temperature": 0.5}, control=True),
+    Method("KD sharpened", "kd", {"temperature": 0.5}, control="the teacher at temperature 0.5"),
+    Method("Beyond log", "beyond_log", {"alpha": 0.5}, control="a loss without a teacher"),
     Method("Target-SFT", "target", {"eta": 0.5}),
 )
 

@@ -8,31 +8,25 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+from qsft.processes import local_rank
+
+if TYPE_CHECKING:
+    from qsft.demo.foundation import DemoModels
 
 POLL_SECONDS = 0.5
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
-class DemoModels(NamedTuple):
-    """Directories of the base and of the teacher, each with its tokenizer."""
-
-    base: Path
-    teacher: Path
-
-
-def demo_models(seed: int = 0) -> DemoModels:
+def demo_models(seed: int = 0) -> "DemoModels":
     """The base and the teacher of a seed, built now (about a minute) if they are not kept from an earlier run."""
-    from qsft.demo.models import base_path, teacher_path
-    from qsft.demo.settings import Settings
-    from qsft.demo.store import is_intact
+    from qsft.demo.foundation import places
+    from qsft.demo.kept import is_intact
+    from qsft.demo.scenario import Scenario
 
-    settings = Settings(seed=seed)
-    models = DemoModels(base_path(settings), teacher_path(settings))
-    if all(map(is_intact, models)):
-        return models
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    models = places(Scenario(seed=seed))
+    if not all(map(is_intact, models)) and local_rank() == 0:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER)}
         done = subprocess.run([sys.executable, "-m", "qsft.demo.prepare", str(seed)], env=environment, check=False)
         if done.returncode:
@@ -49,13 +43,13 @@ def main() -> None:
     """Build the models of the seed that is the first argument."""
     from rich.console import Console
 
-    from qsft.demo.models import make_base, make_teacher
-    from qsft.demo.progress import Phases, quiet_libraries
-    from qsft.demo.settings import Settings
+    from qsft.demo.foundation import make_models
+    from qsft.demo.scenario import Scenario
+    from qsft.demo.training import Phases
+    from qsft.progress import quiet_libraries
 
-    settings, phases = Settings(seed=int(sys.argv[1])), Phases(Console(stderr=True))
     with quiet_libraries():
-        make_teacher(settings, make_base(settings, phases), phases)
+        make_models(Scenario(seed=int(sys.argv[1])), Phases(Console(stderr=True)))
 
 
 if __name__ == "__main__":

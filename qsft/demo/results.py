@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 import qsft
-from qsft.demo.closed_form import Comparison
+from qsft.demo.contexts import Comparison
+from qsft.demo.demonstration import Demonstration
 from qsft.demo.measure import Measurement
 from qsft.demo.methods import Method
-from qsft.demo.reading import ERRORS
-from qsft.demo.settings import Settings
-from qsft.demo.xray import Demonstration
+from qsft.demo.scenario import Scenario
+from qsft.demo.solutions import ERRORS
 from qsft.evals.stats import Estimate, paired_difference, standard_error
 
 BASE, TEACHER = "base", "teacher"
@@ -21,14 +21,27 @@ BASE, TEACHER = "base", "teacher"
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed: every model's measurement, theory beside it, one demonstration, where the models are."""
+    """One seed: every model's measurement, what base and teacher knew, theory, one demonstration, where models are."""
 
-    settings: Settings
+    scenario: Scenario
     models: Mapping[str, Measurement]
+    knows: Mapping[str, Mapping[str, float]]
     closed_form: Mapping[str, Comparison]
     demonstration: Demonstration
     places: Mapping[str, str]
     seconds: Mapping[str, float]
+
+    def record(self) -> dict[str, Any]:
+        """The seed as JSON-able data."""
+        return {
+            "seed": self.scenario.seed,
+            "models": {label: {**asdict(m), "scores": m.scores.tolist()} for label, m in self.models.items()},
+            "knows": self.knows,
+            "closed_form": {label: dict(comparison) for label, comparison in self.closed_form.items()},
+            "demonstration": asdict(self.demonstration),
+            "places": dict(self.places),
+            "seconds": dict(self.seconds),
+        }
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,7 @@ class Line:
     greedy: float
     pass_at_n: float
     errors: dict[str, float]
+    by_seed: list[float]
 
 
 @dataclass(frozen=True)
@@ -52,19 +66,24 @@ class Results:
     quick: bool = False
 
     @property
-    def settings(self) -> Settings:
+    def scenario(self) -> Scenario:
         """What all seeds share."""
-        return self.seeds[0].settings
+        return self.seeds[0].scenario
 
     @property
-    def labels(self) -> list[str]:
+    def lines(self) -> list[Line]:
         """Base, teacher, then the methods as they were asked for."""
-        return [BASE, TEACHER, *(method.label for method in self.methods)]
+        return [self.line(label) for label in (BASE, TEACHER, *(method.label for method in self.methods))]
+
+    @property
+    def hero(self) -> Method | None:
+        """The Target-SFT among the methods, the best one if there are several."""
+        candidates = [method for method in self.methods if method.row == "target"]
+        return max(candidates, key=lambda method: self.line(method.label).average, default=None)
 
     def line(self, label: str) -> Line:
         """A model's line of the table."""
         models = [seed.models[label] for seed in self.seeds]
-
         averages = np.array([model.average for model in models])
         return Line(
             label=label,
@@ -73,6 +92,7 @@ class Results:
             greedy=fmean(model.greedy for model in models),
             pass_at_n=fmean(model.pass_at_n for model in models),
             errors={kind: fmean(model.errors[kind] for model in models) for kind in ERRORS},
+            by_seed=averages.tolist(),
         )
 
     def gain(self, label: str, over: str) -> Estimate:
@@ -85,20 +105,9 @@ class Results:
         """The results as JSON-able data."""
         return {
             "qsft": qsft.__version__,
-            "settings": asdict(replace(self.settings, seed=0)) | {"quick": self.quick},
+            "settings": asdict(replace(self.scenario, seed=0)) | {"quick": self.quick},
             "methods": [asdict(method) for method in self.methods],
-            "table": [asdict(self.line(label)) for label in self.labels],
+            "table": [asdict(line) for line in self.lines],
             "findings": findings,
-            "seeds": [_seed_record(seed) for seed in self.seeds],
+            "seeds": [seed.record() for seed in self.seeds],
         }
-
-
-def _seed_record(seed: SeedResult) -> dict[str, Any]:
-    return {
-        "seed": seed.settings.seed,
-        "models": {label: {**asdict(m), "scores": m.scores.tolist()} for label, m in seed.models.items()},
-        "closed_form": {label: dict(comparison) for label, comparison in seed.closed_form.items()},
-        "demonstration": asdict(seed.demonstration),
-        "places": dict(seed.places),
-        "seconds": dict(seed.seconds),
-    }

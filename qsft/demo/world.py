@@ -20,7 +20,7 @@ FACTS_PER_DOCUMENT = 6
 
 
 @dataclass(frozen=True)
-class Problem:
+class ClockProblem:
     """A number and the operations to apply to it from left to right."""
 
     start: int
@@ -28,12 +28,10 @@ class Problem:
 
     @property
     def prompt(self) -> list[str]:
-        """The words of the question."""
         return [BOS, str(self.start), *self.operations, ASK]
 
     @property
     def results(self) -> list[int]:
-        """The true result of every step."""
         results = [self.start]
         for operation in self.operations:
             results.append(fact(operation, results[-1]))
@@ -41,7 +39,6 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        """The true answer."""
         return str(self.results[-1])
 
 
@@ -49,23 +46,22 @@ class Problem:
 class Writer:
     """Who writes chains: how often a result is a slip, how often to multiply, which words are preferred.
 
-    preferred        index of the favourite among interchangeable words; None: all alike
-    off_multiplying  a fixed error added to every product: a writer who is sure and wrong
+    preferred    index of the favourite among interchangeable words; None: all alike
+    wrong_below  products of operands below this are always one too large: a writer who is sure and wrong
     """
 
     slips: float
     multiplying: float = 1 / 3
     preferred: int | None = None
-    off_multiplying: int = 0
+    wrong_below: int = 0
 
     def operation(self, random: Random) -> str:
         """A random operation: multiplication with its own frequency, addition and subtraction alike."""
         sign = TIMES if random.random() < self.multiplying else random.choice((PLUS, MINUS))
         return sign + random.choice(NUMBERS)
 
-    def problem(self, random: Random) -> Problem:
-        """A random problem."""
-        return Problem(random.randrange(MODULUS), tuple(self.operation(random) for _ in range(STEPS)))
+    def problem(self, random: Random) -> ClockProblem:
+        return ClockProblem(random.randrange(MODULUS), tuple(self.operation(random) for _ in range(STEPS)))
 
     def word(self, words: tuple[str, ...], random: Random) -> str:
         """One of several interchangeable words; the favourite four times out of five."""
@@ -76,8 +72,8 @@ class Writer:
     def result(self, operation: str, operand: int, random: Random) -> int:
         """What this writer takes for the result."""
         right = fact(operation, operand)
-        if operation[0] == TIMES:
-            right = (right + self.off_multiplying) % MODULUS
+        if operation[0] == TIMES and operand < self.wrong_below:
+            right += 1
         # Both are drawn always: with other noise the same problems are solved in the same words.
         slip, off_by = random.random() < self.slips, random.randrange(1, MODULUS)
         return (right + off_by * slip) % MODULUS
@@ -87,7 +83,7 @@ class Writer:
         result = self.result(operation, operand, random)
         return [operation, str(operand), self.word(EQUALS, random), str(result)]
 
-    def solution(self, problem: Problem, random: Random) -> list[str]:
+    def solution(self, problem: ClockProblem, random: Random) -> list[str]:
         """The chain of thought, the answer and <eos>."""
         words, value = [], str(problem.start)
         for openers, operation in zip(OPENERS, problem.operations):
@@ -98,9 +94,13 @@ class Writer:
 
 FAVOURITE = 0.75  # how often a writer takes the preferred word without looking at the others
 
-PRETRAINING = Writer(slips=0.15, multiplying=0.03)
+PRETRAINING = Writer(slips=0.15, multiplying=0.06)  # so it lacks some of the products
 TEACHER = Writer(slips=0.05, preferred=0)
-WRONG_TEACHER = replace(TEACHER, off_multiplying=1)
+TEACHERS = {
+    "right": TEACHER,
+    "wrong": replace(TEACHER, wrong_below=MODULUS),
+    "half": replace(TEACHER, wrong_below=MODULUS // 2),
+}
 DEMONSTRATOR = Writer(slips=0.25, preferred=1)
 
 
@@ -145,7 +145,7 @@ def _break_off(document: list[str], random: Random) -> list[str]:
     return [*document[:cut], *random.choices(RAMBLINGS, k=LENGTH - 1 - cut), EOS]
 
 
-def chains(writer: Writer, count: int, seed: int, *, without: frozenset[Problem] = frozenset()) -> list[list[str]]:
+def chains(writer: Writer, count: int, seed: int, *, without: frozenset[ClockProblem] = frozenset()) -> list[list[str]]:
     """`count` problems solved by `writer`, problem and solution in one document; none of the problems in `without`."""
     random = Random(f"chains {writer.preferred} {seed}")
     documents: list[list[str]] = []
@@ -156,14 +156,14 @@ def chains(writer: Writer, count: int, seed: int, *, without: frozenset[Problem]
     return documents
 
 
-def evaluation_problems(count: int, seed: int) -> list[Problem]:
+def evaluation_problems(count: int, seed: int) -> list[ClockProblem]:
     """Distinct random problems to measure on; `chains` leaves them out of the demonstrations."""
     random, uniform = Random(f"evaluation {seed}"), Writer(slips=0.0)
     return list(_distinct(uniform, random, count))
 
 
-def _distinct(writer: Writer, random: Random, count: int) -> Iterator[Problem]:
-    seen: set[Problem] = set()
+def _distinct(writer: Writer, random: Random, count: int) -> Iterator[ClockProblem]:
+    seen: set[ClockProblem] = set()
     while len(seen) < count:
         problem = writer.problem(random)
         if problem not in seen:

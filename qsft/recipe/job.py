@@ -95,11 +95,10 @@ class Job:
         """The rows as they are stored, before anything is made of them; the demo's are made from the seed."""
         if settings.dataset != DEMO or settings.data_dir is not None:
             return read_rows(settings)
-        from qsft.demo.data import demonstrations
-        from qsft.demo.settings import Settings
+        from qsft.demo.scenario import Scenario, demonstrations
 
         one_of("dataset_split", settings.dataset_split, ["train"])
-        return demonstrations(Settings(seed=self.args.seed))
+        return demonstrations(Scenario(seed=self.args.seed))
 
     def _drawn(self, rows: "Dataset") -> "Dataset":
         """A few rows more than asked for: some may have no label, or not be in the cache."""

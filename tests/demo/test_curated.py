@@ -6,10 +6,9 @@ import pytest
 
 from qsft.cli import main
 from qsft.demo.curated import SETTINGS, answer, other_demonstrations, problem_of, verify
-from qsft.demo.data import demonstrations
 from qsft.demo.methods import DATA_LEVEL, METHODS, find_data_level
-from qsft.demo.reading import given_answer, is_correct
-from qsft.demo.settings import Settings
+from qsft.demo.scenario import Scenario, demonstrations
+from qsft.demo.solutions import given_answer, is_correct
 from qsft.demo.vocabulary import EOS, WORDS
 
 
@@ -19,7 +18,7 @@ def words_of(row):
 
 @pytest.fixture(scope="module")
 def rows():
-    return demonstrations(Settings().quick())
+    return demonstrations(Scenario().quick())
 
 
 def test_answers_are_the_problems_own(rows):
@@ -32,7 +31,7 @@ def test_answers_are_the_problems_own(rows):
 
 
 def test_other_demonstrators_solve_the_same_problems_and_slip(rows):
-    others = other_demonstrations(rows, Settings())
+    others = other_demonstrations(rows, Scenario())
     assert all(len(texts) == 3 and EOS not in " ".join(texts) for texts in others)
     right = [verify(text, row) for row, texts in zip(rows, others) for text in texts]
     assert 0.2 < sum(right) / len(right) < 0.8

@@ -5,15 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qsft.demo.demonstration import Demonstration
 from qsft.demo.findings import LIMITS, QUICK, findings
 from qsft.demo.measure import Measurement
 from qsft.demo.methods import METHODS
-from qsft.demo.reading import ERRORS
 from qsft.demo.results import BASE, TEACHER, Results, SeedResult
-from qsft.demo.settings import Settings
-from qsft.demo.xray import Demonstration
+from qsft.demo.scenario import Scenario
+from qsft.demo.solutions import ADDING, ERRORS, MULTIPLYING
 
-PAPER = {"SFT": 45.0, "SFT(p)": 83.0, "KD 0.8": 76.0, "KD 1.0": 85.0, "KD sharpened": 98.0, "Target-SFT": 98.7}
+PAPER = {"SFT": 45.0, "SFT(p)": 83.0, "KD 0.8": 76.0, "KD 1.0": 85.0, "Target-SFT": 98.7}
+CONTROLS = {"KD sharpened": 98.0, "Beyond log": 95.0}
 
 
 def measurement(average, greedy=100.0):
@@ -21,13 +22,16 @@ def measurement(average, greedy=100.0):
     return Measurement(average, 0.3, greedy, 100.0, dict.fromkeys(ERRORS, 0.0), scores)
 
 
-def make_results(averages, greedy=None, seeds=1, **settings):
+KNOWN = {BASE: {ADDING: 1.0, MULTIPLYING: 0.5}, TEACHER: {ADDING: 1.0, MULTIPLYING: 1.0}}
+
+
+def make_results(averages, greedy=None, seeds=1, knows=KNOWN, **scenario):
     models = {
-        label: measurement(averages.get(label, 30.0), (greedy or {}).get(label, 100.0))
+        label: measurement({**CONTROLS, **averages}.get(label, 30.0), (greedy or {}).get(label, 100.0))
         for label in (BASE, TEACHER, *(method.label for method in METHODS))
     }
-    one = SeedResult(Settings(**settings), models, {}, Demonstration("", []), {}, {})
-    return Results(METHODS, tuple(replace(one, settings=replace(one.settings, seed=i)) for i in range(seeds)))
+    one = SeedResult(Scenario(**scenario), models, knows, {}, Demonstration("", []), {}, {})
+    return Results(METHODS, tuple(replace(one, scenario=replace(one.scenario, seed=i)) for i in range(seeds)))
 
 
 def test_a_win_is_called_a_win_and_the_control_is_not_a_rival():
@@ -46,13 +50,13 @@ def test_clean_demonstrations_are_a_tie_with_sft():
 
 def test_a_wrong_teacher_makes_it_lose_and_the_demo_says_why():
     averages = {**PAPER, "KD 1.0": 34.0, "Target-SFT": 36.0}
-    first, *_ = findings(make_results(averages, wrong_teacher=True))
+    first, *_ = findings(make_results(averages, teacher="wrong"))
     assert first.startswith("Target-SFT loses to SFT(p)")
     assert "sure of wrong products" in first
 
 
 def test_a_wrong_teacher_that_does_no_harm_is_not_blamed():
-    assert "wrong products" not in " ".join(findings(make_results(PAPER, wrong_teacher=True)))
+    assert "wrong products" not in " ".join(findings(make_results(PAPER, teacher="wrong")))
 
 
 @pytest.mark.parametrize(("sft", "ties"), [(99.0, True), (80.0, False)])
@@ -60,6 +64,12 @@ def test_greedy_ties_are_said_only_when_they_are_there(sft, ties):
     greedy = {"SFT": sft, "SFT(p)": 80.0, "KD 0.8": 80.0, "KD 1.0": 80.0, "KD sharpened": 80.0}
     said = " ".join(findings(make_results(PAPER, greedy)))
     assert ("what separates them is sampling" in said) == ties
+
+
+def test_a_seed_whose_base_lacks_its_facts_is_named():
+    poor = {**KNOWN, BASE: {ADDING: 0.6, MULTIPLYING: 0.1}}
+    assert "Mind seed 0" in " ".join(findings(make_results(PAPER, knows=poor)))
+    assert "Mind seed" not in " ".join(findings(make_results(PAPER)))
 
 
 def test_limits_are_always_stated_and_a_smoke_test_claims_nothing():

@@ -2,14 +2,14 @@ from random import Random
 
 import pytest
 
-from qsft.demo.data import as_dataset
-from qsft.demo.fit import fit
+from qsft.demo.foundation import untrained
 from qsft.demo.measure import measure, words_of
-from qsft.demo.models import untrained
-from qsft.demo.reading import ERRORS
-from qsft.demo.settings import Phase
+from qsft.demo.scenario import Phase, as_dataset
+from qsft.demo.solutions import ERRORS
+from qsft.demo.training import fit
 from qsft.demo.world import Writer, evaluation_problems
 from qsft.evals.request import Generation
+from qsft.progress import Progress
 
 PROBLEMS = evaluation_problems(4, seed=0)
 
@@ -20,21 +20,21 @@ def test_words_show_whether_a_response_ended():
 
 
 def test_an_untrained_model_is_wrong_in_form():
-    done = []
-    measured = measure(untrained(0), PROBLEMS, samples=4, advance=done.append)
+    progress = Progress("measure", 20, "answers", show=False)
+    measured = measure(untrained(0), PROBLEMS, samples=4, progress=progress)
     assert measured.average == measured.greedy == measured.pass_at_n == 0
     assert sum(measured.errors.values()) == pytest.approx(100)
     assert measured.errors["form"] > 50
-    assert sum(done) == 4 * 4 + 4
+    assert progress.done == 4 * 4 + 4
 
 
-def test_a_model_that_knows_the_answers_by_heart_is_right(tmp_path):
+def test_a_model_that_knows_the_answers_by_heart_is_right():
     sure = Writer(slips=0.0, preferred=0)
     known = [[*p.prompt, *sure.solution(p, Random(0))] for p in PROBLEMS] * 200
-    model = fit(
-        untrained(0), as_dataset(known), Phase(50, 16, 3e-3), seed=0, directory=tmp_path, advance=lambda _: None
-    )
-    measured = measure(model, PROBLEMS, samples=4, advance=lambda _: None)
+    model, progress = untrained(0), Progress("fit", 50, "steps", show=False)
+    fit(model, as_dataset(known), Phase(50, 16, 3e-3), seed=0, progress=progress)
+    measured = measure(model, PROBLEMS, samples=4)
+    assert progress.done == 50
     assert measured.greedy == 100
     assert measured.average > 80
     assert set(measured.errors) == set(ERRORS)

@@ -5,8 +5,8 @@ from qsft.demo.methods import METHODS, parse_methods
 
 def test_the_defaults_are_those_of_the_issue():
     labels = [method.label for method in METHODS]
-    assert labels == ["SFT", "SFT(p)", "KD 0.8", "KD 1.0", "KD sharpened", "Target-SFT"]
-    assert [method.label for method in METHODS if method.control] == ["KD sharpened"]
+    assert labels == ["SFT", "SFT(p)", "KD 0.8", "KD 1.0", "KD sharpened", "Beyond log", "Target-SFT"]
+    assert [method.label for method in METHODS if method.control] == ["KD sharpened", "Beyond log"]
     assert len({method.slug for method in METHODS}) == len(METHODS)
 
 

@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qsft.demo.models import save, untrained
+from qsft.demo.foundation import untrained
+from qsft.demo.training import save
 from qsft.demo.vocabulary import EOS, IDS, WORDS, encode, make_tokenizer
 
 TOKENIZER = make_tokenizer()

@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qsft.demo.reading import first_error
+from qsft.demo.solutions import first_error
 from qsft.demo.vocabulary import EOS, EQUALS, IDS, OPERATIONS
 from qsft.demo.world import (
     DEMONSTRATOR,
     LENGTH,
     PROMPT_LENGTH,
     TEACHER,
-    WRONG_TEACHER,
-    Problem,
+    TEACHERS,
+    ClockProblem,
     Writer,
     chains,
     evaluation_problems,
@@ -21,7 +21,7 @@ from qsft.demo.world import (
     pretraining_corpus,
 )
 
-problems = st.builds(Problem, st.integers(0, 9), st.tuples(*[st.sampled_from(OPERATIONS)] * 3))
+problems = st.builds(ClockProblem, st.integers(0, 9), st.tuples(*[st.sampled_from(OPERATIONS)] * 3))
 writers = st.builds(
     Writer, st.floats(0, 1), st.floats(0, 1), st.one_of(st.none(), st.integers(0, 5)), st.integers(0, 9)
 )
@@ -34,7 +34,7 @@ def slips_in(words):
 
 
 def test_the_example_of_the_module():
-    problem = Problem(7, ("+5", "*3", "-8"))
+    problem = ClockProblem(7, ("+5", "*3", "-8"))
     assert problem.results == [2, 6, 8]
     assert problem.answer == "8"
     assert " ".join(problem.prompt) == "<bos> 7 +5 *3 -8 ?"
@@ -69,13 +69,15 @@ def test_a_slip_is_never_the_right_result(problem, seed):
     assert slips_in(Writer(slips=1.0).solution(problem, Random(seed))) == (3, 3)
 
 
-def test_the_wrong_teacher_is_wrong_in_products_only():
-    sure = replace(WRONG_TEACHER, slips=0.0)
+@pytest.mark.parametrize(("teacher", "wrong_below"), [("right", 0), ("half", 5), ("wrong", 10)])
+def test_wrong_teachers_are_wrong_in_their_products_only(teacher, wrong_below):
+    sure = replace(TEACHERS[teacher], slips=0.0)
     for words in chains(sure, 200, seed=0):
         for at, word in enumerate(words):
             if word in EQUALS:
-                right = fact(words[at - 2], int(words[at - 1])) == int(words[at + 1])
-                assert right == (words[at - 2][0] != "*")
+                operation, operand = words[at - 2], int(words[at - 1])
+                right = fact(operation, operand) == int(words[at + 1])
+                assert right == (operation[0] != "*" or operand >= wrong_below)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.25, 0.6])
@@ -100,7 +102,7 @@ def test_the_base_reads_what_the_world_says():
     wrong, steps = map(sum, zip(*map(slips_in, [*facts, *whole])))
     assert wrong / steps == pytest.approx(0.15, abs=0.02)
     operations = [word for d in facts for word in d if word in OPERATIONS]
-    assert sum(op[0] == "*" for op in operations) / len(operations) == pytest.approx(0.03, abs=0.01)
+    assert sum(op[0] == "*" for op in operations) / len(operations) == pytest.approx(0.06, abs=0.015)
 
 
 def test_the_teacher_and_the_demonstrators_prefer_other_words():

@@ -1,8 +1,6 @@
-import json
-
 import pytest
 
-from qsft.demo import store
+from qsft.demo import kept as store
 
 
 @pytest.fixture(autouse=True)
@@ -13,19 +11,20 @@ def home(tmp_path, monkeypatch):
 
 def save(directory):
     (directory / "weights").write_bytes(b"123456")
+    return {"steps": 7}
 
 
 def kept(ingredients=None):
     path = store.place_of("thing", ingredients or {"a": 1})
-    store.keep(path, ingredients or {"a": 1}, save)
+    store.keep(path, save)
     return path
 
 
-def test_what_is_kept_is_intact_and_says_what_it_is_made_of(home):
+def test_what_is_kept_is_intact_and_remembers_what_was_said(home):
     path = kept()
     assert path.parent == home
     assert store.is_intact(path)
-    assert json.loads((path / store.RECORD).read_text())["made_of"] == {"a": 1}
+    assert store.remembered(path) == {"steps": 7}
 
 
 def test_other_ingredients_have_another_place():
@@ -55,12 +54,12 @@ def test_a_failure_leaves_nothing_behind(home):
         raise RuntimeError("interrupted")
 
     with pytest.raises(RuntimeError, match="interrupted"):
-        store.keep(store.place_of("thing", {"a": 1}), {"a": 1}, fail)
+        store.keep(store.place_of("thing", {"a": 1}), fail)
     assert list(home.iterdir()) == []
 
 
 def test_whoever_comes_second_accepts_what_is_there(home):
     path = kept()
-    store.keep(path, {"a": 1}, save)
+    store.keep(path, save)
     assert store.is_intact(path)
     assert list(home.iterdir()) == [path]

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from qsft.demo.closed_form import KINDS, Contexts
-from qsft.demo.models import untrained
-from qsft.demo.reading import ADDING, MULTIPLYING
+from qsft.demo.contexts import KINDS, Contexts, every_fact, knowledge
+from qsft.demo.foundation import untrained
+from qsft.demo.solutions import ADDING, MULTIPLYING
 from qsft.demo.vocabulary import WORDS
-from qsft.demo.world import Problem, evaluation_problems, fact
+from qsft.demo.world import ClockProblem, evaluation_problems, fact
 from qsft.targets.zoo import make_target
 
 CONTEXTS = Contexts.of(evaluation_problems(40, seed=0))
@@ -47,5 +47,22 @@ def test_a_model_has_a_distribution_over_numbers_in_every_context():
 
 
 def test_kinds_that_do_not_occur_are_left_out():
-    contexts = Contexts.of([Problem(1, ("+1", "+2", "-3"))])
+    contexts = Contexts.of([ClockProblem(1, ("+1", "+2", "-3"))])
     assert set(contexts.right_by_kind(torch.full((3, 10), 0.1))) == {ADDING}
+
+
+def test_every_fact_is_asked_once():
+    facts = every_fact()
+    asked = [tuple(WORDS[i] for i in facts.input_ids[r, c - 2 : c]) for r, c in zip(facts.rows, facts.columns)]
+    assert len(set(asked)) == len(asked) == 300
+    assert facts.kinds.count(MULTIPLYING) == 100
+
+
+def test_knowledge_is_the_share_of_facts_whose_likeliest_result_is_right():
+    facts, model = every_fact(), untrained(0)
+    sure = torch.zeros(300, 10).scatter(-1, facts.right[:, None], 1.0)
+    assert facts.known_by_kind(sure) == {ADDING: 1.0, MULTIPLYING: 1.0}
+    assert facts.known_by_kind(sure.roll(1, dims=-1)) == {ADDING: 0.0, MULTIPLYING: 0.0}
+    assert model.train().training
+    assert all(share < 0.5 for share in knowledge(model).values())
+    assert model.training

@@ -1,4 +1,4 @@
-"""Theory beside measurement: how likely the right result of a step should become, and how likely it is.
+"""The places before a result: what a model holds for right there, and where theory says that training takes it.
 
 In one context the demonstrators' results have a distribution d (the right one with 1−noise, nine slips with noise/9)
 and the teacher has T. `fixed_point` says where a target takes the model: SFT to d, distillation to a mixture of T and
@@ -7,19 +7,22 @@ d, Target-SFT to T·(1−d)^(−1/η), a product of experts.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from qsft.demo.reading import ADDING, MULTIPLYING
-from qsft.demo.vocabulary import EQUALS, NUMBERS, TIMES, encode
-from qsft.demo.world import DEMONSTRATOR, Problem
+from qsft.demo.solutions import ADDING, MULTIPLYING
+from qsft.demo.vocabulary import EQUALS, NUMBERS, OPERATIONS, TIMES, encode
+from qsft.demo.world import DEMONSTRATOR, STEPS, ClockProblem
 from qsft.targets.fixed_point import fixed_point
 from qsft.targets.target import Target
 
 KINDS = (ADDING, MULTIPLYING)
+Knowledge = Mapping[str, float]  # kind of step → share of its facts
+Comparison = Mapping[str, Mapping[str, float] | None]  # "closed form" and "measured" → kind of step → p(right)
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,10 @@ class Contexts:
     kinds: list[str]
 
     @classmethod
-    def of(cls, problems: Sequence[Problem]) -> "Contexts":
-        """All steps of the problems, solved without a slip in the demonstrators' words."""
+    def of(cls, problems: Sequence[ClockProblem], steps: int = STEPS) -> "Contexts":
+        """The first steps of the problems, solved without a slip in the demonstrators' words."""
         writer = replace(DEMONSTRATOR, slips=0.0)
-        documents = [[*p.prompt, *writer.solution(p, Random(i))] for i, p in enumerate(problems)]
+        documents = [[*p.prompt, *writer.solution(p, Random(i))[: 5 * steps]] for i, p in enumerate(problems)]
         places = [(i, at) for i, words in enumerate(documents) for at, word in enumerate(words) if word in EQUALS]
         return cls(
             input_ids=torch.tensor([encode(words) for words in documents]),
@@ -49,14 +52,18 @@ class Contexts:
     @torch.no_grad()
     def numbers(self, model: PreTrainedModel) -> Tensor:
         """The model's distribution over the ten numbers in every context, [N, 10]."""
+        training = model.training
         logits: Tensor = model.eval()(self.input_ids).logits[self.rows, self.columns]
+        model.train(training)
         return logits[:, encode(list(NUMBERS))].softmax(dim=-1)
 
     def right_by_kind(self, distributions: Tensor) -> dict[str, float]:
         """The mean probability of the right result, for each kind of step that occurs."""
-        p = distributions.gather(-1, self.right[:, None])[:, 0].double()
-        masks = {kind: torch.tensor([kind == one for one in self.kinds]) for kind in KINDS}
-        return {kind: float(p[mask].mean()) for kind, mask in masks.items() if mask.any()}
+        return self._by_kind(distributions.gather(-1, self.right[:, None])[:, 0])
+
+    def known_by_kind(self, distributions: Tensor) -> dict[str, float]:
+        """The share of contexts whose likeliest result is the right one."""
+        return self._by_kind(distributions.argmax(dim=-1) == self.right)
 
     def predicted(self, target: Target, noise: float, teacher: Tensor) -> dict[str, float] | None:
         """Where the target takes the right result; None where there is no closed form (the p-loss: a vertex)."""
@@ -65,5 +72,21 @@ class Contexts:
         points = [fixed_point(target, d, t) for d, t in zip(labels.double(), teacher.double())]
         return None if points[0] is None else self.right_by_kind(torch.stack([p for p in points if p is not None]))
 
+    def _by_kind(self, values: Tensor) -> dict[str, float]:
+        masks = {kind: torch.tensor([kind == one for one in self.kinds]) for kind in KINDS}
+        return {kind: float(values.double()[mask].mean()) for kind, mask in masks.items() if mask.any()}
 
-Comparison = Mapping[str, Mapping[str, float] | None]  # "closed form" and "measured" → kind of step → p(right)
+
+@cache
+def every_fact() -> Contexts:
+    """One context for each of the 300 facts: the first step of a problem."""
+    asked = [(operation, operand) for operation in OPERATIONS for operand in range(len(NUMBERS))]
+    rest = Random("every fact")
+    problems = [ClockProblem(operand, (first, *rest.choices(OPERATIONS, k=STEPS - 1))) for first, operand in asked]
+    return Contexts.of(problems, steps=1)
+
+
+def knowledge(model: PreTrainedModel) -> Knowledge:
+    """The shares of the 200 sums and differences and of the 100 products that the model gets right, if it must say."""
+    facts = every_fact()
+    return facts.known_by_kind(facts.numbers(model))

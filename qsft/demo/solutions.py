@@ -1,7 +1,7 @@
 """Reading a solution: which answer it gives, and where it first goes wrong."""
 
 from qsft.demo.vocabulary import ANSWERS, EOS, EQUALS, NUMBERS, OPENERS, TIMES
-from qsft.demo.world import Problem, fact
+from qsft.demo.world import ClockProblem, fact
 
 ADDING, MULTIPLYING, COPYING, FORM = ERRORS = ("+/−", "×", "copying", "form")
 _OPENERS = frozenset(word for words in OPENERS for word in words)
@@ -21,12 +21,12 @@ def given_answer(words: list[str]) -> str | None:
     return None
 
 
-def is_correct(problem: Problem, words: list[str]) -> bool:
+def is_correct(problem: ClockProblem, words: list[str]) -> bool:
     """Whether the answer given is the true one, however it was reached."""
     return given_answer(words) == problem.answer
 
 
-def first_error(problem: Problem, words: list[str]) -> str | None:
+def first_error(problem: ClockProblem, words: list[str]) -> str | None:
     """The kind of the first wrong word, or None for a faultless solution.
 
     A wrong result is `+/−` or `×` by its operation; a wrong operation, operand or final answer is `copying`; anything

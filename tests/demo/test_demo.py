@@ -5,9 +5,9 @@ import json
 import pytest
 
 from qsft.cli import main
-from qsft.demo.models import base_path
-from qsft.demo.settings import Settings
-from qsft.demo.store import is_intact
+from qsft.demo.foundation import places
+from qsft.demo.kept import is_intact
+from qsft.demo.scenario import Scenario
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_second_run_keeps_base_and_teacher_and_a_damaged_base_is_made_again(ou
     words = ["demo", "--quick", "--out", str(tmp_path), "--targets", "sft"]
     assert main(words) == 0
     assert "kept from an earlier run" in capsys.readouterr().out
-    base = base_path(Settings().quick())
+    base = places(Scenario().quick()).base
     (base / "config.json").write_text("{}")
     assert main(words) == 0
     assert "is damaged: made again" in " ".join(capsys.readouterr().out.split())

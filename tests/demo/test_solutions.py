@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qsft.demo.reading import ADDING, COPYING, ERRORS, FORM, MULTIPLYING, first_error, given_answer, is_correct
+from qsft.demo.solutions import ADDING, COPYING, ERRORS, FORM, MULTIPLYING, first_error, given_answer, is_correct
 from qsft.demo.vocabulary import WORDS
-from qsft.demo.world import Problem
+from qsft.demo.world import ClockProblem
 
-PROBLEM = Problem(7, ("+5", "*3", "-8"))
+PROBLEM = ClockProblem(7, ("+5", "*3", "-8"))
 RIGHT = "first +5 7 = 2 then *3 2 gives 6 finally -8 6 is 8 ans 8 <eos>"
 
 
@@ -52,7 +52,7 @@ def test_the_first_error_has_a_kind(text, error):
 
 
 def test_two_errors_may_cancel_and_the_answer_is_right():
-    problem = Problem(7, ("+5", "*0", "-8"))
+    problem = ClockProblem(7, ("+5", "*0", "-8"))
     text = "first +5 7 = 3 then *0 3 gives 0 finally -8 0 is 2 ans 2 <eos>"
     words = text.split()
     assert is_correct(problem, words)

@@ -1,0 +1,135 @@
+"""The report in a terminal, as a page that works offline, and as a picture for slides and READMEs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from qsft.demo.demonstration import FILTER, RESCUE
+from qsft.demo.findings import findings
+from qsft.demo.results import Results
+from qsft.demo.sheets import Chart, Sheet, next_steps, sheets
+from qsft.files import write_json
+from qsft.page import BLUE, COLOURS, GREY, ORANGE, SKY, escape, figure, page, table, write_page
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+BAR_WIDTH = 40
+STYLES = {RESCUE: "green", FILTER: "red"}
+LEDE = (
+    "Clock arithmetic with noisy demonstrations: a small base, a teacher, and one model per choice of target "
+    "Q = γ·δ_y + (1−γ)·π̃, trained and measured on this machine."
+)
+
+
+def present(results: Results, out: Path, console: Console) -> None:
+    """Show the results and leave them in `out`: results.json, index.html, accuracy.png."""
+    said, tables, commands = findings(results), sheets(results), next_steps(results)
+    for sheet in tables:
+        console.print("", as_table(sheet), sep="\n")
+    console.print("\n[bold]What this says[/bold]")
+    for sentence in said:
+        console.print(f"  • {sentence}", highlight=False)
+    write_json(out / "results.json", results.record(said))
+    write_page(out / "index.html", webpage(tables, said, commands))
+    console.print(f"\n[bold]Written[/bold]\n  {out / 'results.json'}\n  {out / 'index.html'}", highlight=False)
+    if write_picture(tables[0], out / "accuracy.png"):
+        console.print(f"  {out / 'accuracy.png'}", highlight=False)
+    else:
+        console.print("accuracy.png was left out: it needs matplotlib (pip install 'qsft[demo]').", markup=False)
+    console.print("\n[bold]What to run next[/bold]")
+    for command, what in commands:
+        console.print(f"  {command}\n      [dim]{what}[/dim]", highlight=False, soft_wrap=True)
+
+
+def as_table(sheet: Sheet) -> RenderableType:
+    """A sheet for the terminal, with bars of its first series and its note below."""
+    grid = Table(*sheet.columns)
+    for column in grid.columns[1:]:
+        column.justify = "right" if column.header else "left"
+    values = next(iter(sheet.chart.series.values())) if sheet.chart and len(sheet.chart.series) == 1 else []
+    if values:
+        grid.add_column("")
+    for i, row in enumerate(sheet.rows):
+        style = "bold" if row[0] == sheet.strong else STYLES.get(row[-1].split(" ")[0], "")
+        bar = [Bar(100, 0, values[i], width=BAR_WIDTH, color="cyan")] if values else []
+        grid.add_row(*map(Text, row), *bar, style=style)
+    return Group(Text(sheet.title, style="bold"), grid, Text(sheet.note, style="dim"))
+
+
+def webpage(tables: Sequence[Sheet], said: Sequence[str], commands: Sequence[tuple[str, str]]) -> str:
+    """The report as HTML; `commands` are (what to type, what it does)."""
+    body = ["<h2>What this says</h2><ul>", *(f"<li>{escape(sentence)}</li>" for sentence in said), "</ul>"]
+    for sheet in tables:
+        body.append(f"<h2>{escape(sheet.heading)}</h2>")
+        if sheet.chart is not None:
+            body.append(figure(as_figure(sheet), f"{sheet.title}. {sheet.note}", height=380))
+        body.append(table(sheet.columns, sheet.rows, sheet.title) + f'<p class="note">{escape(sheet.note)}</p>')
+    body += ["<h2>What to run next</h2>", table(("command", "what it does"), commands)]
+    return page("The paper's effect in a small world", "\n".join(body), lede=LEDE)
+
+
+def as_figure(sheet: Sheet) -> "Figure":
+    """A sheet's chart: bars with errors and a dot for every seed, or stacked bars."""
+    import plotly.graph_objects as go
+
+    chart, labels = sheet.chart, [row[0] for row in sheet.rows]
+    assert chart is not None
+    fig = go.Figure(layout={"barmode": "stack", "xaxis": {"title": {"text": chart.unit}, "rangemode": "tozero"}})
+    for colour, (name, values) in zip(COLOURS, chart.series.items()):
+        single = len(chart.series) == 1
+        fig.add_bar(
+            name=name,
+            x=values,
+            y=labels,
+            orientation="h",
+            marker={"color": colours(chart, labels) if single else colour},
+            error_x={"type": "data", "array": chart.errors, "color": GREY} if chart.errors else None,
+            text=[f"{value:.1f}" for value in values] if single else None,
+            textposition="inside",
+            insidetextanchor="start",
+            hovertemplate=f"%{{y}}, {name}: %{{x:.1f}} %<extra></extra>",
+        )
+    if chart.dots:
+        points: list[tuple[float, str]] = [(x, label) for label, xs in zip(labels, chart.dots) for x in xs]
+        x, y = zip(*points)
+        fig.add_scatter(x=x, y=y, mode="markers", name="one seed", marker={"color": ORANGE, "size": 7, "opacity": 0.8})
+    fig.update_layout(yaxis={"autorange": "reversed"}, legend={"traceorder": "normal"}, showlegend=len(fig.data) > 1)
+    return fig
+
+
+def colours(chart: Chart, labels: Sequence[str]) -> list[str]:
+    """Methods, controls, and the models they are compared with."""
+    return [GREY if label in chart.controls else BLUE if label in chart.methods else SKY for label in labels]
+
+
+def write_picture(sheet: Sheet, path: Path) -> bool:
+    """Write the bars of a sheet as a PNG; False without matplotlib, which comes with the extra `demo`."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    chart, labels = sheet.chart, [row[0] for row in sheet.rows]
+    assert chart is not None
+    (values,) = chart.series.values()
+    picture = Figure(figsize=(7.2, 0.6 + 0.42 * len(labels)), dpi=160, layout="constrained")
+    axes: Any = picture.add_subplot()
+    axes.barh(
+        labels, values, xerr=chart.errors, color=colours(chart, labels), error_kw={"ecolor": "#333", "capsize": 2}
+    )
+    for place, (value, error) in enumerate(zip(values, chart.errors)):
+        reach = max([value + error, *(chart.dots[place] if chart.dots else [])])
+        axes.text(reach + 1, place, f"{value:.1f}", va="center", fontsize=9)
+        if chart.dots:
+            axes.plot(chart.dots[place], [place] * len(chart.dots[place]), "o", color=ORANGE, markersize=3)
+    axes.set(xlim=(0, 108), xlabel=chart.unit)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path)
+    return True

@@ -1,0 +1,121 @@
+"""Every number of the demo in one place, and the documents that follow from them.
+
+What is kept between runs is keyed by all the numbers that made it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from datasets import Dataset
+
+from qsft.demo.vocabulary import EQUALS, encode
+from qsft.demo.world import (
+    DEMONSTRATOR,
+    PROMPT_LENGTH,
+    TEACHERS,
+    ClockProblem,
+    Writer,
+    chains,
+    evaluation_problems,
+)
+from qsft.targets.view import IGNORED
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One training: optimiser steps, documents per step (each read once), peak learning rate."""
+
+    steps: int
+    batch: int
+    learning_rate: float
+
+    @property
+    def documents(self) -> int:
+        return self.steps * self.batch
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One world: who writes what, how long everybody trains, what is measured.
+
+    `more` is what the base and the teacher read again and again, `rounds` times at most, until they know their facts.
+    """
+
+    seed: int = 0
+    noise: float = DEMONSTRATOR.slips
+    teacher: str = "right"
+    pretraining: Phase = Phase(420, 48, 3e-3)
+    teaching: Phase = Phase(120, 64, 1e-3)
+    more: Phase = Phase(120, 48, 2e-3)
+    rounds: int = 4
+    fine_tuning: Phase = Phase(80, 64, 3e-3)
+    top_k: int = 16
+    problems: int = 256
+    samples: int = 16
+
+    def __post_init__(self) -> None:
+        if self.teacher not in TEACHERS:
+            raise ValueError(f"teacher={self.teacher!r} is not known. Choose one of {', '.join(TEACHERS)}.")
+        if not 0.0 <= self.noise <= 1.0:
+            raise ValueError(f"noise={self.noise} is the probability that a result is a slip: choose it from 0 to 1.")
+
+    @property
+    def demonstrator(self) -> Writer:
+        return replace(DEMONSTRATOR, slips=self.noise)
+
+    @property
+    def evaluation(self) -> list[ClockProblem]:
+        """The problems that models are measured on; the demonstrations leave them out."""
+        return evaluation_problems(self.problems, self.seed)
+
+    def quick(self) -> "Scenario":
+        """The same world for a smoke test: a few steps of everything, so nothing is learnt."""
+        short = {"pretraining": 6, "teaching": 3, "fine_tuning": 2}
+        phases: dict[str, Any] = {name: replace(getattr(self, name), steps=steps) for name, steps in short.items()}
+        return replace(self, **phases, rounds=0, problems=8, samples=4)
+
+
+def demonstrations(scenario: Scenario) -> Dataset:
+    """What the students are tuned on: noisy solutions to problems that nobody is measured on."""
+    held_out = frozenset(scenario.evaluation)
+    return as_dataset(chains(scenario.demonstrator, scenario.fine_tuning.documents, scenario.seed, without=held_out))
+
+
+def as_dataset(documents: Sequence[list[str]], prompt: int = PROMPT_LENGTH) -> Dataset:
+    """input_ids, labels, and for `cft` which tokens are critical: the results, where a chain is right or wrong."""
+    ids = [encode(document) for document in documents]
+    labels = [[IGNORED] * prompt + document[prompt:] for document in ids]
+    critical = [[int(before in EQUALS) for before in ["", *document[:-1]]] for document in documents]
+    return Dataset.from_dict({"input_ids": ids, "labels": labels, "critical": critical})
+
+
+MODEL: dict[str, Any] = {
+    "model_type": "llama",  # not qwen2: beside its config AutoTokenizer takes any tokenizer for Qwen's own
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.05,
+}
+
+# What all trainings share, as TargetSFTConfig names it. TRL's defaults are made for large models on GPUs; here half
+# precision, recomputed activations and checkpoints would only cost time.
+TRAINING: dict[str, Any] = {
+    "num_train_epochs": 1,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 0.1,
+    "adam_beta2": 0.98,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}

@@ -1,0 +1,1 @@
+"""The study behind the candidate row `vouched`: see PROTOCOL.md."""

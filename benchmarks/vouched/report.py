@@ -1,0 +1,77 @@
+"""The table of the study and its verdict, from the committed lines."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.vouched.study import CANDIDATES, METHODS, SAMPLES, WORLDS, teacherless
+from qsft.evals.stats import paired_difference
+
+PICK, JUDGE = range(3), range(3, 9)
+MARGIN = 1.0
+Scores = dict[tuple[int, str, str], np.ndarray]
+
+
+def report(lines: Sequence[dict[str, Any]]) -> str:
+    """Markdown: means over the pick seeds, over the judged seeds, and what the protocol decides."""
+    scores: Scores = {
+        (one["seed"], one["world"], one["method"]): np.array([int(digit) for digit in one["scores"]]) / SAMPLES
+        for one in lines
+    }
+    parts = [f"{len(lines)} runs."]
+    for name, seeds in (("Seeds 0–2 (pick)", PICK), ("Seeds 3–8 (judge)", JUDGE)):
+        parts += [
+            f"\n{name}: mean ± standard deviation over seeds (number of seeds where fewer)\n",
+            table(scores, seeds),
+        ]
+    return "\n".join([*parts, "", verdict(scores)])
+
+
+def table(scores: Scores, seeds: Sequence[int]) -> str:
+    rows = ["| method | " + " | ".join(WORLDS) + " |", "|---" * (1 + len(WORLDS)) + "|"]
+    for method in METHODS:
+        cells = [_cell(_averages(scores, seeds, world, method), len(seeds)) for world in WORLDS]
+        rows.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def verdict(scores: Scores) -> str:
+    """What the protocol says about the candidate, or what is missing."""
+    means: dict[str, float] = defaultdict(float)
+    for candidate in CANDIDATES:
+        values = [_averages(scores, PICK, world, candidate) for world in ("right", "wrong", "half", "clean")]
+        if any(len(one) < len(PICK) for one in values):
+            return f"No pick yet: {candidate} has not run on all pick seeds."
+        means[candidate] = float(np.mean([np.mean(one) for one in values]))
+    picked = max(CANDIDATES, key=lambda name: means[name])
+    lines = [f"Picked on seeds 0–2: {picked} ({', '.join(f'{name} {means[name]:.2f}' for name in CANDIDATES)})."]
+    earned = True
+    for world in ("right", "wrong", "half", "clean"):
+        rivals = ("target",) if world == "right" else ("target", "beyond_log")
+        seeds = [s for s in JUDGE if all(teacherless((s, world, m)) in scores for m in (picked, *rivals))]
+        if not seeds:
+            return "\n".join([*lines, f"No verdict yet: the {world} world has not been judged."])
+        best = max(rivals, key=lambda rival: np.mean(_averages(scores, seeds, world, rival)))
+        a, b = (np.concatenate([scores[teacherless((s, world, m))] for s in seeds]) for m in (best, picked))
+        gain = paired_difference(a, b)
+        holds = 100 * gain.mean >= -MARGIN
+        earned = earned and holds
+        lines.append(
+            f"- {world}: {100 * gain.mean:+.2f} points against {best} (95 % {100 * gain.low:+.2f} to "
+            f"{100 * gain.high:+.2f}, {len(seeds)} of {len(JUDGE)} seeds): {'holds' if holds else 'fails'}"
+        )
+    return "\n".join([*lines, f"{picked} {'earns' if earned else 'does not earn'} a row by the protocol."])
+
+
+def _averages(scores: Scores, seeds: Sequence[int], world: str, method: str) -> list[float]:
+    runs = [teacherless((seed, world, method)) for seed in seeds]
+    return [100 * float(scores[run].mean()) for run in runs if run in scores]
+
+
+def _cell(values: Sequence[float], seeds: int) -> str:
+    if not values:
+        return "–"
+    spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.1f}{spread}" + (f" ({len(values)})" if len(values) < seeds else "")

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from qsft import page
 from qsft.evals import stats
-from qsft.evals.report_page import points_with_intervals, write_page
-from qsft.evals.store import Store, with_problem
-from qsft.evals.summary import percent, with_interval
-from qsft.jsonl import read_lines, write_json, write_text
+from qsft.evals.eval_directory import EvalDirectory, graded_tasks, read_result
+from qsft.evals.report_page import paragraphs, points_with_intervals
+from qsft.evals.summary import Result, markdown_table, percent, with_interval
+from qsft.jsonl import write_json, write_text
 
 PerProblem = dict[str, float]  # problem → share of right samples
 
@@ -37,12 +38,7 @@ class Comparison:
         directory = Path(directory)
         write_json(directory / "comparison.json", self.summary)
         write_text(directory / "comparison.md", str(self))
-        page = directory / "comparison.html"
-        title = "Comparison with " + self.summary["baseline"]
-        write_page(
-            page, title, str(self), {"Difference in accuracy, percentage points": difference_figure(self.summary)}
-        )
-        return page
+        return write_comparison_page(self.summary, directory / "comparison.html")
 
 
 def compare(runs: Sequence[str | Path], paper: str | Path | None = None) -> Comparison:
@@ -84,21 +80,19 @@ def run_names(runs: Sequence[str | Path]) -> list[str]:
 
 def read_scores(run: Path) -> dict[str, PerProblem]:
     """The share of right samples per problem, per task, from a run's grades."""
-    files = sorted((run / "grades").glob("*.jsonl"))
-    if not files:
-        raise FileNotFoundError(f"{run} holds no graded evaluation (grades/*.jsonl). Run `qsft eval` into it first.")
-    scores: dict[str, PerProblem] = {}
-    for path in files:
-        samples: dict[str, list[bool]] = {}
-        for row in map(with_problem, read_lines(path)):
-            samples.setdefault(row["problem"], []).append(row["correct"])
-        scores[path.stem] = {problem: float(np.mean(correct)) for problem, correct in samples.items()}
-    return scores
+    return {task: problem_scores(read_result(run, task)) for task in graded_tasks(run)}
+
+
+def problem_scores(result: Result) -> PerProblem:
+    samples: dict[str, list[bool]] = {}
+    for generation, grade in zip(result.generations, result.grades, strict=True):
+        samples.setdefault(generation.problem, []).append(grade.correct)
+    return {problem: float(np.mean(correct)) for problem, correct in samples.items()}
 
 
 def read_settings(run: Path) -> dict[str, dict[str, Any]]:
     """How each task of a run was drawn, asked and read, as far as its settings.json says."""
-    recorded = Store(run).settings()
+    recorded = EvalDirectory(run).settings()
     return {
         task: {**one["protocol"], **{name: one["about"][name] for name in ("backend", "dtype")}}
         for task, one in recorded.items()
@@ -154,33 +148,46 @@ def _differences(a: Mapping[str, stats.Scores], b: Mapping[str, stats.Scores]) -
 
 
 def to_markdown(summary: Mapping[str, Any]) -> str:
-    """The comparison as tables: accuracies, then paired differences from the first run, in per cent."""
+    """The comparison's tables and notes."""
+    lines: list[str] = []
+    for title, columns, rows in tables(summary):
+        lines += [title, "", *markdown_table(columns, rows), ""]
+    return "\n".join([*lines, *(f"- {note}" for note in notes_of(summary)), ""])
+
+
+def tables(summary: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Title, columns and rows of each table, in per cent: accuracies, then paired differences from the first run."""
     tasks = [*summary["problems"], "macro"]
-    heading = "| " + " | ".join(["", *tasks]) + " |\n|---" + "|---:" * len(tasks) + "|"
-    lines = ["Accuracy, % [95 % interval]", "", heading]
-    lines += [_row(name, [with_interval(cells[task]) for task in tasks]) for name, cells in summary["accuracy"].items()]
+    rows = [[name, *(with_interval(cells[task]) for task in tasks)] for name, cells in summary["accuracy"].items()]
     for name, cells in summary["paper"].items():
-        lines.append(_row(f"{name} (published)", [percent(cells.get(task, float("nan")), 2) for task in tasks]))
+        rows.append([f"{name} (published)", *(percent(cells.get(task, float("nan")), 2) for task in tasks)])
+    found = [("Accuracy, % [95 % interval]", ["", *tasks], rows)]
     if summary["difference"]:
-        lines += ["", f"Difference from {summary['baseline']}, paired by problem, points [95 % interval]", "", heading]
-    for name, cells in summary["difference"].items():
-        lines.append(_row(name, [_signed(cells[task]) for task in tasks]))
-    lines += ["", "- * marks an interval without 0. Differences are paired by problem."]
-    lines += [f"- Not measured alike: {note}" for note in summary["notes"]]
-    lines += [
-        f"- {task}: {n} problems that not every run has are left out." for task, n in summary["left_out"].items() if n
+        title = f"Difference from {summary['baseline']}, paired by problem, points [95 % interval]"
+        rows = [[name, *(_signed(cells[task]) for task in tasks)] for name, cells in summary["difference"].items()]
+        found.append((title, ["", *tasks], rows))
+    return found
+
+
+def notes_of(summary: Mapping[str, Any]) -> list[str]:
+    return [
+        "* marks an interval without 0. Differences are paired by problem.",
+        *(f"Not measured alike: {note}" for note in summary["notes"]),
+        *(f"{task}: {n} problems that not every run has are left out." for task, n in summary["left_out"].items() if n),
     ]
-    return "\n".join([*lines, ""])
-
-
-def _row(name: str, cells: Sequence[str]) -> str:
-    return "| " + " | ".join([name, *cells]) + " |"
 
 
 def _signed(estimate: Mapping[str, float]) -> str:
     certain = estimate["low"] > 0 or estimate["high"] < 0
     mean, low, high = (f"{100 * estimate[key]:+.1f}" for key in ("mean", "low", "high"))
     return f"{mean}{'*' if certain else ''} [{low}, {high}]"
+
+
+def write_comparison_page(summary: Mapping[str, Any], path: Path) -> Path:
+    body = "".join(page.table(columns, rows, title) for title, columns, rows in tables(summary))
+    body += paragraphs(notes_of(summary))
+    body += page.figure(difference_figure(summary), "Difference in accuracy, percentage points, with 95 % intervals")
+    return page.write_page(path, page.page("Comparison with " + summary["baseline"], body))
 
 
 def difference_figure(summary: Mapping[str, Any]) -> Any:
@@ -193,4 +200,4 @@ def difference_figure(summary: Mapping[str, Any]) -> Any:
         go.Scatter(x=tasks, name=name, mode="markers", **points_with_intervals([cells[task] for task in tasks]))
         for name, cells in shown.items()
     ]
-    return go.Figure(traces, go.Layout(yaxis={"title": "points"}, scattermode="group", template="none"))
+    return go.Figure(traces, go.Layout(yaxis={"title": "points"}, scattermode="group"))

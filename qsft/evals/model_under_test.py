@@ -1,11 +1,9 @@
 """The model under evaluation: what identifies it, which backend draws from it, loaded only when a sample is missing."""
 
 import importlib.util
-import os
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,10 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from qsft.evals.protocol import Sampling
 from qsft.evals.request import context_of
 from qsft.evals.sample import Sampler
+from qsft.fingerprints import config_digest, digest_json, model_directory_digest, weights_digest
 
 BACKENDS = ("auto", "transformers", "vllm")
-DESCRIBE = ("config", "generation_config", "adapter_config", "tokenizer", "chat_template", "special_tokens", "vocab")
-BLOCK, BLOCKS = 1 << 16, 64  # what is read of each file to tell one training's weights from another's
 
 
 class AnySampler(Protocol):
@@ -133,9 +130,9 @@ class ModelUnderTest:
     def _identity(self) -> str:
         if isinstance(self.model, torch.nn.Module):
             template = getattr(self.tokenizer, "chat_template", None)
-            return parameters_digest(self.model, str(template))
+            return digest_json([weights_digest(self.model.named_parameters()), config_digest(self.config), template])
         if Path(self.model).is_dir():
-            return directory_digest(Path(self.model))
+            return model_directory_digest(Path(self.model))
         return f"{self.model}@{getattr(self.config, '_commit_hash', None)}"
 
 
@@ -161,54 +158,3 @@ def check_dtype(name: str) -> None:
     dtype = getattr(torch, name, None)
     if name != "auto" and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"unknown dtype {name!r}; choose auto, float32, bfloat16 or float16.")
-
-
-def directory_digest(directory: Path) -> str:
-    """A digest of a saved model: every file's name and size and blocks spread over it, so retraining changes it."""
-    digest = blake2b(digest_size=16)
-    for path in sorted(directory.iterdir()):
-        if path.is_file() and (path.suffix == ".safetensors" or path.name.startswith(DESCRIBE)):
-            size = path.stat().st_size
-            digest.update(f"{path.name}\0{size}\0".encode())
-            with path.open("rb") as file:
-                for offset in range(0, size, max(BLOCK, size // BLOCKS)):
-                    file.seek(offset)
-                    digest.update(file.read(BLOCK))
-    return digest.hexdigest()
-
-
-def parameters_digest(model: torch.nn.Module, salt: str) -> str:
-    """A digest of a model in memory: up to 4096 numbers of every parameter."""
-    digest = blake2b(salt.encode(), digest_size=16)
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().flatten()
-        digest.update(name.encode() + flat[:: max(1, len(flat) // 4096)].float().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-class Processes:
-    """This process among those that share the work: started by accelerate or torchrun, or alone."""
-
-    def __init__(self) -> None:
-        self._state: Any = None
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            from datetime import timedelta
-
-            from accelerate import PartialState
-
-            # One process may sample for hours longer than another; the others wait for it.
-            self._state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
-        self.rank: int = self._state.process_index if self._state else 0
-        self.count: int = self._state.num_processes if self._state else 1
-        self.device: torch.device | None = self._state.device if self._state else None
-
-    def wait(self) -> None:
-        """Wait until every process has come here."""
-        if self._state is not None:
-            self._state.wait_for_everyone()
-
-    def end(self) -> None:
-        """Leave the group, without which gloo aborts at exit."""
-        if self._state is not None:
-            self.wait()
-            self._state.destroy_process_group()

@@ -9,6 +9,7 @@ import numpy as np
 from qsft.evals import stats
 from qsft.evals.grade import Grade
 from qsft.evals.request import Generation
+from qsft.evals.tasks import Problem
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Result:
     samples: int
     generations: Sequence[Generation] = field(repr=False)
     grades: Sequence[Grade] = field(repr=False)
+    problems: Sequence[Problem] = field(default=(), repr=False)
 
     def matrix(self, values: Sequence[float | bool]) -> stats.Scores:
         """Values of the samples as [problem, sample]."""
@@ -28,11 +30,6 @@ class Result:
     def scores(self) -> stats.Scores:
         """1 where a sample is correct, [problem, sample]."""
         return self.matrix([grade.correct for grade in self.grades])
-
-    @property
-    def problems(self) -> list[str]:
-        """The problems' ids, in order."""
-        return [generation.problem for generation in self.generations[:: self.samples]]
 
 
 @dataclass(frozen=True)
@@ -102,27 +99,41 @@ def _ladder(n: int) -> list[int]:
 
 
 COLUMNS = (
-    "| task | N | n | accuracy [95 %] | ± s.e. | lenient | runs ± | pass@n | maj@n | no answer | cut off | tokens |"
-)
+    "task", "N", "n", "accuracy [95 %]", "± s.e.", "lenient", "runs ±", "pass@n", "maj@n", "no answer", "cut off",
+    "tokens",
+)  # fmt: skip
 
 
 def to_markdown(summary: Mapping[str, Any]) -> str:
     """The summary as a table in per cent, followed by what a reader should know."""
-    lines = [COLUMNS, "|---" + "|---:" * 11 + "|"]
-    for name, task in summary["tasks"].items():
-        cells = [
-            name, task["problems"], task["samples"], with_interval(task["acc"]), percent(task["acc"]["se"], 2),
-            percent(task["acc_lenient"]["mean"]), percent(task["runs"]["std"], 2),
+    notes = [f"- {note}" for note in notes_of(summary)]
+    return "\n".join([*markdown_table(COLUMNS, table_rows(summary)), "", *notes, ""])
+
+
+def table_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """One row per task and one for their average, under COLUMNS."""
+    rows = [
+        [
+            name, str(task["problems"]), str(task["samples"]), with_interval(task["acc"]),
+            percent(task["acc"]["se"], 2), percent(task["acc_lenient"]["mean"]), percent(task["runs"]["std"], 2),
             percent(task["pass_at"][str(task["samples"])]), percent(task["majority"]), percent(task["no_answer"]),
             percent(task["truncated"]), f"{task['tokens']['mean']:.0f}",
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        ]
+        for name, task in summary["tasks"].items()
+    ]  # fmt: skip
     macro = summary["macro"]
-    cells = ["**macro**", "", "", with_interval(macro["acc"]), percent(macro["acc"]["se"], 2),
-             percent(macro["acc_lenient"]["mean"]), *[""] * 6]  # fmt: skip
-    lines.append("| " + " | ".join(cells) + " |")
-    notes = dict.fromkeys(note for task in summary["tasks"].values() for note in task["notes"])
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
+    average = [with_interval(macro["acc"]), percent(macro["acc"]["se"], 2), percent(macro["acc_lenient"]["mean"])]
+    return [*rows, ["macro", "", "", *average, *[""] * 6]]
+
+
+def notes_of(summary: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(note for task in summary["tasks"].values() for note in task["notes"]))
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table, numbers to the right."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+    return [lines[0], "|---" + "|---:" * (len(columns) - 1) + "|", *lines[1:]]
 
 
 def with_interval(estimate: Mapping[str, float]) -> str:

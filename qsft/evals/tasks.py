@@ -11,6 +11,7 @@ from typing import Any
 from qsft.data.prompts import Prompt
 from qsft.evals.grade import Gold, Grade
 from qsft.evals.request import Generation
+from qsft.ledger import check_stage
 from qsft.targets.did_you_mean import did_you_mean
 
 
@@ -98,6 +99,7 @@ def find_tasks(wanted: str | Task | Iterable[str | Task]) -> list[Task]:
     found: dict[str, Task] = {}
     for one in [wanted] if isinstance(wanted, Task) else wanted:
         for task in [one] if isinstance(one, Task) else _named(one):
+            check_stage(task.name)  # files are named after it
             if found.setdefault(task.name, task) != task:
                 raise ValueError(f"two different tasks are called {task.name!r}; rename one of them.")
     if not found:

@@ -4,6 +4,7 @@ import argparse
 import json
 
 import pytest
+from browser import browser, chromium  # noqa: F401  (fixtures)
 
 SUMS = [(a, b) for a in range(10) for b in range(10)]
 

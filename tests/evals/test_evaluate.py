@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.evaluate import evaluate, rescore
 from qsft.evals.grade import Grade
-from qsft.evals.store import Store
 from qsft.evals.tasks import Problem, Task
 
 FREE = ("--prompt", "plain", "--samples", "4", "--max_new_tokens", "8")
@@ -185,7 +185,7 @@ def test_rescore_finds_the_task_file_and_the_data_again(sum_directory, sum_file,
     assert command(*words, "--tasks", "aime24", "--data_dir", "data", "--output_dir", tmp_path / "named") == 0
     monkeypatch.chdir("/")
     rescore(tmp_path / "file", rule="last-letter")
-    assert Store(tmp_path / "file").settings()["sums"]["protocol"]["rule"] == "last-letter"
+    assert EvalDirectory(tmp_path / "file").settings()["sums"]["protocol"]["rule"] == "last-letter"
     assert rescore(tmp_path / "file").summary["tasks"]["sums"]["problems"] == 2
     assert rescore(tmp_path / "named").summary["tasks"]["aime24"]["problems"] == 2
 

@@ -1,10 +1,7 @@
-"""Protocols by name, and the line that says how far sampling is."""
-
-import time
+"""Protocols by name."""
 
 import pytest
 
-from qsft.evals.progress import Progress
 from qsft.evals.protocol import PROTOCOLS, find_protocol
 
 
@@ -22,12 +19,3 @@ def test_the_kind_of_task_chooses_and_single_settings_change():
     assert (changed.n, changed.seed, changed.temperature) == (4, 7, 1.0)
     with pytest.raises(ValueError, match=r"unknown setting 'temprature'.*temperature"):
         find_protocol(None, {"temprature": 1.0})
-
-
-def test_progress_says_samples_rate_accuracy_and_time_left():
-    progress = Progress("t", total=100, done=40, silent=True)
-    progress.start = time.monotonic() - 10
-    for _ in range(20):
-        progress.add(tokens=50)
-    progress.grades += [True, False]
-    assert progress.line() == "t: 60/100 samples, 100 tokens/s, accuracy so far 50.0 %, ETA 0:20"

@@ -1,0 +1,156 @@
+"""What an evaluation keeps: settings.json, and problems/, generations/ and grades/ with one JSONL file per task.
+
+Every line carries a digest of itself, and a generation one of the settings that drew it: a damaged line is named, and
+one that another model or protocol made is never taken for this one's.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from qsft.evals.grade import Grade
+from qsft.evals.request import Generation
+from qsft.evals.summary import Result
+from qsft.evals.tasks import Problem
+from qsft.files import make_directory, read_json, read_lines, write_json, write_lines
+from qsft.fingerprints import digest_json
+from qsft.ledger import Key, Ledger, Record, check_stage, key_of
+from qsft.processes import Group
+
+REMEDY = "Delete the line (it is sampled again), or start with --fresh."
+LOST = "Restore the file; or delete it and start with --fresh, since nothing says then what made the generations."
+
+
+class EvalDirectory:
+    """An evaluation's files; with `path=None` all stays in memory."""
+
+    def __init__(self, path: str | Path | None, group: Group | None = None) -> None:
+        self.path, self.group = None if path is None else Path(path), group or Group()
+        if self.path is not None and self.path.exists():
+            make_directory(self.path, "the evaluation's directory")
+        self.generations = Ledger(self.path and self.path / "generations", self.group, remedy=REMEDY)
+        # Each process grades what it draws; process 0 collects the grades.
+        several = self.path is not None and self.group.count > 1
+        self.grading = Ledger(self.path / "grading" if self.path and several else None, self.group)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings each task was sampled with."""
+        path = self.path / "settings.json" if self.path is not None else None
+        if path is None or not path.is_file():
+            return {}
+        recorded = read_json(path, LOST)
+        for task, one in recorded.items():
+            keys = ("about", "made_by", "protocol", "limit")
+            if not isinstance(one, dict) or any(key not in one for key in keys) or not is_whole(one):
+                raise ValueError(f"{path}: the settings of {task!r} are damaged. {LOST}")
+        return recorded
+
+    def write_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        self.write_json("settings.json", {task: sealed(one) for task, one in settings.items()})
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        if self.path is not None:
+            write_json(self.path / name, content)
+
+    def drawn(self, task: str, made_by: Mapping[str, str]) -> dict[Key, Generation]:
+        """The generations so far; `made_by` is the digest of what draws each problem's samples."""
+        found = self.generations.read(task)
+        for (problem, sample), record in found.items():
+            where = f"{self.path}/generations/{task}*.jsonl: problem {problem}, sample {sample}"
+            if not is_whole(record):
+                raise ValueError(f"{where} is damaged. {REMEDY}")
+            if "settings" in record and problem in made_by and record["settings"] != made_by[problem]:
+                raise ValueError(f"{where} was drawn with other settings than settings.json says. {REMEDY}")
+        return {key: _generation(record) for key, record in found.items()}
+
+    def append(self, task: str, made_by: Mapping[str, str], drawn: Iterable[Generation]) -> Iterator[Generation]:
+        """Pass generations on, each written before it is passed."""
+        rows = (sealed({**asdict(one), "settings": made_by.get(one.problem)}) for one in drawn)
+        yield from map(_generation, self.generations.append(task, rows))
+
+    def finish(self, task: str, made_by: Mapping[str, str], keys: Sequence[Key]) -> list[Generation]:
+        """The complete generations in the order of `keys`, on disk one file."""
+        self.drawn(task, made_by)
+        return [_generation(record) for record in self.generations.settle(task, keys)]
+
+    def keep_grades(self, task: str, grades: Mapping[Key, Grade]) -> None:
+        """This process's share of a task's grades."""
+        rows = ({"problem": key[0], "sample": key[1], **asdict(grade)} for key, grade in grades.items())
+        list(self.grading.append(task, rows))
+
+    def collect_grades(self, task: str, keys: Sequence[Key]) -> list[Grade]:
+        """The grades of every process."""
+        return [_grade(record) for record in self.grading.settle(task, keys)]
+
+    def write_result(self, result: Result) -> None:
+        """Write a task's problems and grades."""
+        self.grading.remove(result.task)
+        if self.path is not None:
+            pairs = zip(result.generations, result.grades, strict=True)
+            rows = ({"problem": one.problem, "sample": one.sample, **asdict(grade)} for one, grade in pairs)
+            write_lines(self.path / "grades" / f"{result.task}.jsonl", map(sealed, rows))
+            write_lines(
+                self.path / "problems" / f"{result.task}.jsonl", (sealed(asdict(one)) for one in result.problems)
+            )
+
+
+def graded_tasks(directory: Path) -> list[str]:
+    """The tasks that an evaluation's directory holds grades of."""
+    found = sorted((directory / "grades").glob("*.jsonl"))
+    if not found:
+        raise FileNotFoundError(
+            f"{directory} holds no graded evaluation (grades/*.jsonl). Run `qsft eval` into it first."
+        )
+    return [path.stem for path in found]
+
+
+def read_result(directory: Path, task: str) -> Result:
+    """The graded generations of a task, as an evaluation left them; texts are empty where they are lost."""
+    check_stage(task)
+    grades = _read(directory / "grades" / f"{task}.jsonl", "Grade again with `qsft eval … --rescore`.")
+    records = _read(directory / "generations" / f"{task}.jsonl", REMEDY)
+    texts = {key_of(record, directory): _generation(record) for record in records}
+    keys = [key_of(record, directory) for record in grades]
+    lost = [key for key in keys if texts and key not in texts]
+    if lost:
+        raise ValueError(
+            f"{directory}/generations/{task}.jsonl lacks problem {lost[0][0]}, sample {lost[0][1]}, which was graded."
+        )
+    problems = _read(directory / "problems" / f"{task}.jsonl", "Grade again with `qsft eval … --rescore`.")
+    return Result(
+        task,
+        len(keys) // max(1, len({problem for problem, _ in keys})),
+        [texts.get(key, Generation(*key, "", 0, "stop")) for key in keys],
+        [_grade(record) for record in grades],
+        [Problem(*(row[name] for name in ("id", "question", "gold", "options"))) for row in problems],
+    )
+
+
+def _read(path: Path, remedy: str) -> list[Record]:
+    """The lines of a file, each whole; nothing where there is none."""
+    rows = list(read_lines(path, remedy=remedy)) if path.is_file() else []
+    for number, row in enumerate(rows, start=1):
+        if not is_whole(row):
+            raise ValueError(f"{path}:{number}: damaged, its digest does not match. {remedy}")
+    return rows
+
+
+def sealed(record: Mapping[str, Any]) -> Record:
+    """The record with a digest of itself."""
+    content = {key: value for key, value in record.items() if key != "check"}
+    return {**content, "check": digest_json(content)}
+
+
+def is_whole(record: Mapping[str, Any]) -> bool:
+    """Whether a record is as it was written; those of version 0.1 do not say."""
+    return "check" not in record or sealed(record)["check"] == record["check"]
+
+
+def _generation(record: Record) -> Generation:
+    problem = record["problem"] if "problem" in record else record["document"]
+    return Generation(problem, *(record[name] for name in ("sample", "text", "tokens", "finish")))
+
+
+def _grade(record: Record) -> Grade:
+    return Grade(**{name: record[name] for name in Grade.__dataclass_fields__ if name in record})

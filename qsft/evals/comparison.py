@@ -17,7 +17,7 @@ from qsft.evals import stats
 from qsft.evals.eval_directory import EvalDirectory, graded_tasks, read_result
 from qsft.evals.report_page import paragraphs, points_with_intervals
 from qsft.evals.summary import Result, markdown_table, percent, with_interval
-from qsft.jsonl import write_json, write_text
+from qsft.files import write_json, write_text
 
 PerProblem = dict[str, float]  # problem → share of right samples
 

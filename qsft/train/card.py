@@ -6,12 +6,15 @@ from typing import Any
 from qsft.targets.table import describe
 from qsft.targets.zoo import TARGETS
 
-PAPER = {
-    "title": "A Unifying Lens on Supervised Fine-Tuning Through Target Distribution Design",
-    "citation": "@article{targetsft,\n"
-    "  title = {A Unifying Lens on Supervised Fine-Tuning Through Target Distribution Design},\n"
-    "  year  = {2026}\n}",
-}
+TITLE = "A Unifying Lens on Supervised Fine-Tuning Through Target Distribution Design"
+BIBTEX = f"""\
+@article{{xie2026targetsft,
+  title  = {{{TITLE}}},
+  author = {{Xie, Tong and Ban, Yuanhao and Hong, Yunqi and An, Sohyun and Chen, Yihang and Hsieh, Cho-Jui}},
+  year   = {{2026}},
+  url    = {{https://txie1.github.io/Target-SFT/}}
+}}"""
+PAPER = {"title": TITLE, "citation": BIBTEX}
 HEADING = "### Target distribution"
 
 

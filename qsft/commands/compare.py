@@ -8,9 +8,11 @@ EXAMPLES = """\
 examples:
   qsft compare runs/sft runs/target                 directories of trained models, or of their evaluations
   qsft compare runs/sft/eval runs/dft/eval runs/target/eval
+  qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target --paper numina_qwen_math_1p5b
   qsft compare runs/sft runs/target --paper published.json
 
-published.json puts numbers of a paper beside, in per cent, under the names of tasks; averages are recomputed:
+--paper puts published numbers beside, in per cent, and the lenient score beside the strict one: those of a recipe of
+the paper, which come with qsft, or of a file, under the names of tasks; averages are recomputed:
   {"rows": {"SFT": {"math500": 61.2, "aime24": 7.5}, "Target-SFT": {"math500": …}}}
 """
 
@@ -25,7 +27,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", help="directory of an evaluation (or of a model that has one)"
     )
-    parser.add_argument("--paper", metavar="FILE.json", help="published numbers to put beside")
+    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to put beside")
     parser.add_argument("--output_dir", default="comparison", help="where table and plot are written (%(default)s)")
     parser.set_defaults(run=run)
 

@@ -4,7 +4,6 @@ Pairing removes the problems' difficulty, which is most of the variance: two run
 their difference is certain.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +14,12 @@ import numpy as np
 from qsft import page
 from qsft.evals import stats
 from qsft.evals.eval_directory import EvalDirectory, graded_tasks, read_result
+from qsft.evals.published import read_published
 from qsft.evals.report_page import paragraphs, points_with_intervals
 from qsft.evals.summary import Result, markdown_table, percent, with_interval
 from qsft.files import write_json, write_text
 
 PerProblem = dict[str, float]  # problem → share of right samples
-
-PAPER_SHAPE = '{"rows": {"SFT": {"math500": 61.2, …}, …}}, accuracies in per cent under the names of tasks'
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,12 @@ class Comparison:
 def compare(runs: Sequence[str | Path], paper: str | Path | None = None) -> Comparison:
     """The comparison of runs' directories over the tasks and problems that all of them have.
 
-    paper: a JSON file of published numbers to put beside; averages are recomputed from its benchmarks.
+    paper: published numbers to put beside, of a recipe of the paper or in a JSON file; the lenient score, by a grader
+    like the paper's, then stands beside the strict one.
     """
     if len(runs) < 2 and paper is None:
-        raise ValueError("a comparison needs two runs or more, or one run and --paper FILE.json.")
+        raise ValueError("a comparison needs two runs or more, or one run and --paper RECIPE or --paper FILE.json.")
+    published = read_published(paper) if paper is not None else None
     names = run_names(runs)
     scores = {name: read_scores(Path(run)) for name, run in zip(names, runs, strict=True)}
     tasks = [task for task in scores[names[0]] if all(task in one for one in scores.values())]
@@ -62,7 +62,9 @@ def compare(runs: Sequence[str | Path], paper: str | Path | None = None) -> Comp
         "accuracy": {name: _accuracies(per_problem[name]) for name in names},
         "difference": {name: _differences(per_problem[names[0]], per_problem[name]) for name in names[1:]},
         "left_out": {task: max(len(scores[name][task]) for name in names) - len(shared[task]) for task in tasks},
-        "paper": read_paper(Path(paper), tasks) if paper is not None else {},
+        "paper": published.shares(tasks) if published else {},
+        "lenient": {name: lenient_scores(Path(run), shared) for name, run in zip(names, runs)} if published else {},
+        "paper_notes": list(published.notes) if published else [],
         "notes": unlike_settings(dict(zip(names, map(read_settings, map(Path, runs)), strict=True)), tasks),
     }
     return Comparison(summary)
@@ -83,11 +85,17 @@ def read_scores(run: Path) -> dict[str, PerProblem]:
     return {task: problem_scores(read_result(run, task)) for task in graded_tasks(run)}
 
 
-def problem_scores(result: Result) -> PerProblem:
+def problem_scores(result: Result, *, lenient: bool = False) -> PerProblem:
     samples: dict[str, list[bool]] = {}
     for generation, grade in zip(result.generations, result.grades, strict=True):
-        samples.setdefault(generation.problem, []).append(grade.correct)
+        samples.setdefault(generation.problem, []).append(grade.correct or (lenient and grade.lenient))
     return {problem: float(np.mean(correct)) for problem, correct in samples.items()}
+
+
+def lenient_scores(run: Path, shared: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Accuracies by the lenient score, over the same problems as the strict ones."""
+    found = {task: problem_scores(read_result(run, task), lenient=True) for task in shared}
+    return _accuracies({task: _values(found[task], problems) for task, problems in shared.items()})
 
 
 def read_settings(run: Path) -> dict[str, dict[str, Any]]:
@@ -120,19 +128,6 @@ def shared_problems(runs: Sequence[PerProblem], task: str) -> list[str]:
     return shared
 
 
-def read_paper(path: Path, tasks: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Published accuracies of the compared tasks by row, as shares; `macro` is recomputed, where no task is missing."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        table = {row: {task: float(value) / 100 for task, value in cells.items()} for row, cells in rows.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is not a table of published numbers. It should read {PAPER_SHAPE}.") from error
-    for cells in table.values():
-        if all(task in cells for task in tasks):
-            cells["macro"] = float(np.mean([cells[task] for task in tasks]))
-    return table
-
-
 def _values(scores: PerProblem, problems: Sequence[str]) -> stats.Scores:
     return np.array([scores[problem] for problem in problems])
 
@@ -158,7 +153,11 @@ def to_markdown(summary: Mapping[str, Any]) -> str:
 def tables(summary: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, columns and rows of each table, in per cent: accuracies, then paired differences from the first run."""
     tasks = [*summary["problems"], "macro"]
-    rows = [[name, *(with_interval(cells[task]) for task in tasks)] for name, cells in summary["accuracy"].items()]
+    rows = []
+    for name, cells in summary["accuracy"].items():
+        rows.append([name, *(with_interval(cells[task]) for task in tasks)])
+        if lenient := summary["lenient"].get(name):
+            rows.append([f"{name}, lenient", *(with_interval(lenient[task]) for task in tasks)])
     for name, cells in summary["paper"].items():
         rows.append([f"{name} (published)", *(percent(cells.get(task, float("nan")), 2) for task in tasks)])
     found = [("Accuracy, % [95 % interval]", ["", *tasks], rows)]
@@ -173,6 +172,7 @@ def notes_of(summary: Mapping[str, Any]) -> list[str]:
     return [
         "* marks an interval without 0. Differences are paired by problem.",
         *(f"Not measured alike: {note}" for note in summary["notes"]),
+        *summary["paper_notes"],
         *(f"{task}: {n} problems that not every run has are left out." for task, n in summary["left_out"].items() if n),
     ]
 

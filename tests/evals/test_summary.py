@@ -115,6 +115,19 @@ def test_the_command_writes_table_and_plot_with_published_numbers(runs, tmp_path
     assert json.loads((tmp_path / "out" / "comparison.json").read_text("utf-8"))["baseline"] == "a"
 
 
+def test_the_lenient_score_stands_beside_published_numbers(tmp_path):
+    result = make_result("math500", TABLE)
+    grades = [Grade(grade.correct, True, grade.answer) for grade in result.grades]
+    EvalDirectory(tmp_path / "a").write_result(Result("math500", result.samples, result.generations, grades))
+    comparison = compare([tmp_path / "a"], paper="numina_qwen_math_1p5b")
+    assert comparison.summary["accuracy"]["a"]["math500"]["mean"] == 0.5
+    assert comparison.summary["lenient"]["a"]["math500"]["mean"] == 1.0
+    said = str(comparison)
+    assert "| a, lenient | 100.0 [100.0, 100.0] |" in said
+    assert "| Target-SFT (published) | 70.20 | 70.20 |" in said
+    assert "29 of 30 rows" in said  # what is odd about the printed averages
+
+
 def test_problems_that_not_every_run_has_are_left_out_and_said(tmp_path):
     first = write_run(tmp_path / "x" / "eval", {"t": TABLE})
     second = write_run(tmp_path / "y" / "eval", {"t": TABLE[:3]})

@@ -85,8 +85,14 @@ class TargetSFTConfig(SFTConfig):
     psft_block_steps: int = option(8, "Optimiser steps between two refreshes of `psft`'s old policy.")
 
     # Safety
-    resume_with_other_target: bool = option(
-        False, "Allow resuming a checkpoint that was trained with another target or another cache."
+    resume_with_other: list[str] | None = option(
+        None,
+        "What may differ from the checkpoint that is resumed, by name: data, learning_rate, seed, batch, max_length, "
+        "target, teacher, … Everything else that decides the trajectory must be the same.",
+    )
+    resume_with_other_target: bool = option(False, "The same as resume_with_other=[target, teacher, reference].")
+    checkpoint_digests: bool = option(
+        True, "Record a digest of every file of a checkpoint and check it at resume; False compares sizes only."
     )
     check_head: bool = option(True, "Compare the fused head with full logits on a few tokens before the first step.")
 

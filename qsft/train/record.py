@@ -1,58 +1,224 @@
-"""What a checkpoint remembers beside weights and optimiser: the target it was trained with, and its teacher."""
+"""A run knows itself: what decides its trajectory is in its directory and in every checkpoint, and compared at resume.
+
+Other names in `resume_with_other` insist. More steps or epochs, logging, saving and another number of processes at the
+same global batch are recorded and not compared.
+"""
 
 import json
+import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+from peft import PeftModel
+from torch.optim.lr_scheduler import LambdaLR
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints
+from transformers.utils import logging
 from trl import SFTTrainer
 
-from qsft.files import read_json, write_json
+from qsft.files import write_json
+from qsft.fingerprints import config_digest, digest_json
+from qsft.teacher.documents import data_digest
+from qsft.train.checkpoints import (
+    LAST,
+    RUN,
+    Checkpoint,
+    read_run,
+    refuse_damaged,
+    resolve_checkpoint,
+    warn_of_other_run,
+)
+from qsft.train.config import TargetSFTConfig
 
-FILE = "target.json"
+logger = logging.get_logger(__name__)
+
+T = TypeVar("T")
+
+# Settings that decide the trajectory, under their own names.
+SETTINGS = (
+    "seed", "data_seed", "full_determinism", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs",
+    "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "max_grad_norm", "max_length", "packing", "packing_strategy", "bf16", "fp16", "neftune_noise_alpha",
+    "loss_normalization", "psft_block_steps", "router_aux_loss_coef", "ignore_data_skip", "train_sampling_strategy",
+)  # fmt: skip
+DISTRIBUTIONS = ("target", "teacher")  # what `resume_with_other_target` stands for
+NOT_THE_ADAPTER = ("base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping")
+ALLOWED = (
+    "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size",
+    "save_steps", "logging_steps", "output_dir",
+)  # fmt: skip
 
 
 class RecordingTrainer(SFTTrainer):
-    """SFTTrainer that writes `record()` into every checkpoint, and resumes none whose record differs."""
+    """SFTTrainer whose checkpoints are whole or ignored, and that resumes none of another trajectory."""
+
+    args: TargetSFTConfig
+    run: dict[str, Any] | None = None  # in the main process, once training has begun
 
     def record(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be continued: "target" and "teacher", as JSON."""
+        """The name of the target, and as JSON the two that decide what is fitted: "target" and "teacher"."""
         raise NotImplementedError
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.args.should_save:
-            write_json(Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}", FILE), self.record())
-        super()._save_checkpoint(model, trial)
+    def trajectory(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be continued, by the names that `resume_with_other` takes."""
+        args, model = self.args, self.model
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        adapter = model.active_peft_config.to_dict() if isinstance(model, PeftModel) else {}
+        adapter = {name: value for name, value in adapter.items() if name not in NOT_THE_ADAPTER}
+        decides = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
+        return _as_json(
+            {name: value for name, value in self.record().items() if name in DISTRIBUTIONS}
+            | {
+                "data": self.data_digest(),
+                "batch": self.get_total_train_batch_size(args),
+                "model": {"config": config_digest(base.config), "adapter": digest_json(_as_json(adapter))},
+            }
+            | decides
+        )
+
+    def data_digest(self) -> str | None:
+        """The digest of the prepared training documents, in their order; None where they stream or have no tokens."""
+        data = self.train_dataset
+        if not isinstance(data, Dataset) or "input_ids" not in data.column_names:
+            return None
+        return data_digest(data)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train; a checkpoint of another target or teacher is refused unless `resume_with_other_target` is set."""
-        checkpoint = resume_from_checkpoint
-        if checkpoint is True:
-            checkpoint = get_last_checkpoint(self.args.output_dir)
+        """Train, or continue a whole checkpoint (True or "last": the newest of this run) of the same trajectory."""
+        asked = LAST if resume_from_checkpoint is True else resume_from_checkpoint or None
+        checkpoint = self._in_main_process(lambda: self._start_run(asked))
         if checkpoint:
-            if not self.args.resume_with_other_target:
-                refuse_other_record(Path(checkpoint), self.record())
-            self._total_train_tokens = (read_record(Path(checkpoint)) or {}).get("num_tokens", 0)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+            self.resume(Path(checkpoint))
+        return super().train(checkpoint, *args, **kwargs)
 
+    def save_beside(self, checkpoint: Path) -> None:
+        """Write what this process needs to resume, beside what Trainer saves."""
 
-def read_record(checkpoint: Path) -> dict[str, Any] | None:
-    """The checkpoint's record; None for a checkpoint another trainer wrote."""
-    file = checkpoint / FILE
-    return read_json(file, "Resume from another checkpoint.") if file.is_file() else None
+    def resume(self, checkpoint: Path) -> None:
+        """Take over what the checkpoint holds beside what Trainer loads."""
+        self._total_train_tokens = (Checkpoint(checkpoint).record or {}).get("num_tokens", 0)
 
+    def _start_run(self, asked: str | None) -> str | None:
+        """The checkpoint to continue, checked; run.json says from now on who trains here."""
+        output_dir = Path(str(self.args.output_dir))
+        checkpoint = resolve_checkpoint(output_dir, asked)
+        now, then = self.trajectory(), None
+        others: list[str] = []
+        if checkpoint:
+            refuse_damaged(Path(checkpoint), self.args.checkpoint_digests)
+            then = Checkpoint(Path(checkpoint)).record or {}
+            others = refuse_other_trajectory(Path(checkpoint), then, now, self._may_differ())
+        elif warning := warn_of_other_run(output_dir):
+            logger.warning(warning)
+        continued = then is not None and not others and Path(str(checkpoint)).parent.resolve() == output_dir.resolve()
+        parent = {"run": (then or {}).get("run"), "checkpoint": checkpoint, "other": others} if checkpoint else None
+        if continued and then and then.get("run"):
+            known = read_run(output_dir) or {}
+            self.run = {"id": then["run"], "parent": known.get("parent") if known.get("id") == then["run"] else parent}
+        else:
+            self.run = {"id": uuid.uuid4().hex[:12], "parent": parent}
+        allowed = _as_json({name: getattr(self.args, name) for name in ALLOWED})
+        self.run |= {"name": self.record()["name"], "trajectory": now, "recorded": allowed}
+        if self.args.should_save:
+            write_json(output_dir / RUN, self.run)
+        return checkpoint
 
-def refuse_other_record(checkpoint: Path, now: dict[str, Any]) -> None:
-    """Raise when the checkpoint was trained with another target or teacher than this run's."""
-    then = read_record(checkpoint)
-    if then is None:
-        return
-    for what in ("target", "teacher"):
-        # Through JSON, since a tuple comes back as a list.
-        if then.get(what) != json.loads(json.dumps(now[what])):
-            before, present = (json.dumps(record.get(what), ensure_ascii=False) for record in (then, now))
-            raise ValueError(
-                f"{checkpoint} was trained with another {what}:\n  then {before}\n  now  {present}\nResuming would "
-                f"mix the two in one run. Use the same {what}, start a new output_dir, or set "
-                "resume_with_other_target=True."
+    def _may_differ(self) -> set[str]:
+        return {*(self.args.resume_with_other or ()), *(DISTRIBUTIONS if self.args.resume_with_other_target else ())}
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Trainer's checkpoint between its record and its seal; older ones are rotated away only afterwards."""
+        folder = self._get_output_dir(trial)
+        checkpoint = Checkpoint(Path(folder, f"checkpoint-{self.state.global_step}"))
+        if self.args.should_save:
+            known = self.run or {}
+            checkpoint.open(
+                {**self.record(), "run": known.get("id", "unknown"), "trajectory": known.get("trajectory", {})}
             )
+        self.accelerator.wait_for_everyone()  # from here on the checkpoint counts as open
+        self.save_beside(checkpoint.path)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()  # every process has written its part
+        if self.args.should_save:
+            checkpoint.seal(self.args.checkpoint_digests)
+            rotate_checkpoints(folder, limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and "learning_rate" in self._may_differ():
+            use_learning_rate(self.optimizer, self.lr_scheduler, self.args.learning_rate)
+
+    def _in_main_process(self, compute: Callable[[], T]) -> T:
+        """What `compute` gives in the main process, in all of them; its ValueError too, so that none waits."""
+        answer: list[Any] = [None, None]
+        if self.is_world_process_zero():
+            try:
+                answer[0] = compute()
+            except ValueError as error:
+                answer[1] = str(error)
+        if self.args.world_size > 1:
+            broadcast_object_list(answer)
+        if answer[1] is not None:
+            raise ValueError(answer[1])
+        found: T = answer[0]
+        return found
+
+
+def refuse_other_trajectory(
+    checkpoint: Path, then: dict[str, Any], now: dict[str, Any], may_differ: set[str]
+) -> list[str]:
+    """The names that differ, all of which are in `may_differ`; a ValueError names those that are not.
+
+    A checkpoint of another trainer, or of an older qsft, is compared by what it recorded.
+    """
+    unknown = may_differ - now.keys()
+    if unknown:
+        raise ValueError(
+            f"resume_with_other names {', '.join(sorted(unknown))}, which no run records. Choose from {', '.join(now)}."
+        )
+    recorded = then.get("trajectory") or {name: then[name] for name in DISTRIBUTIONS if name in then}
+    differ = [
+        name
+        for name, value in now.items()
+        if name in recorded and recorded[name] != value and not (name == "data" and None in (recorded[name], value))
+    ]
+    refused = [name for name in differ if name not in may_differ]
+    if refused:
+        lines = "".join(f"\n{name}:\n  then {_short(recorded[name])}\n  now  {_short(now[name])}" for name in refused)
+        one = refused[0] if len(refused) == 1 else f"{', '.join(refused[:-1])} and {refused[-1]}"
+        raise ValueError(
+            f"{checkpoint} was trained with another {one}:{lines}\nResuming would mix the two in one run. Use the "
+            f"same, start in a new output_dir, or insist with resume_with_other={json.dumps(refused)}"
+            + (" (or resume_with_other_target=True)." if set(refused) <= set(DISTRIBUTIONS) else ".")
+        )
+    return differ
+
+
+def use_learning_rate(optimizer: Any, scheduler: Any, learning_rate: float) -> None:
+    """Go on with another peak: what was loaded holds the checkpoint's own, and would keep it."""
+    inner = getattr(scheduler, "scheduler", scheduler)  # accelerate wraps it
+    if not isinstance(inner, LambdaLR):
+        raise ValueError(
+            f"the learning rate of {type(inner).__name__} cannot be changed at resume. Start a new run from the "
+            "checkpoint's weights: pass its directory as the model."
+        )
+    factors = [rule(inner.last_epoch) for rule in inner.lr_lambdas]
+    inner.base_lrs = [learning_rate] * len(factors)
+    inner._last_lr = [learning_rate * factor for factor in factors]
+    for group, rate in zip(optimizer.param_groups, inner._last_lr, strict=True):
+        group["initial_lr"], group["lr"] = learning_rate, rate
+
+
+def _as_json(value: Any) -> Any:
+    """As it will be read again: a tuple comes back as a list."""
+    return json.loads(json.dumps(value, default=lambda other: sorted(other) if isinstance(other, set) else str(other)))
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

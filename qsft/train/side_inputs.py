@@ -4,11 +4,13 @@ data set."""
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 from trl import SFTConfig, pack_dataset
@@ -28,13 +30,14 @@ Batch = dict[str, Any]
 class Block:
     """PSFT's old policy: the batches of the next `steps` optimiser steps, scored by the student as it is now.
 
-    Blocks end at multiples of `steps`, so that a run resumed there scores what the first run scored. They also end with
-    the epoch, whose successor's batches are not drawn yet: the last block before and the first after may be short.
+    Blocks end at multiples of `steps`, and with the epoch, whose successor's batches are not drawn yet: the last block
+    before and the first after may be short. A checkpoint inside a block takes the old log-probs along.
     """
 
     def __init__(self, steps: int, score: Callable[[Batch], Tensor]) -> None:
         self.steps, self.score = steps, score
         self.batches: list[Batch] = []
+        self.saved: list[dict[str, Tensor]] = []
         self.source: Iterator[Batch] | None = None
 
     def serve(self, source: Iterator[Batch], count: int, step: int) -> Iterator[Batch]:
@@ -43,7 +46,7 @@ class Block:
             self.source, self.batches = source, []
         if not self.batches:
             steps = self.steps - step % self.steps
-            self.batches = [self.scored(batch) for batch in islice(source, count * steps)]
+            self.batches = self.score_all(list(islice(source, count * steps)))
         served, self.batches = self.batches[:count], self.batches[count:]
         return iter(served)
 
@@ -52,13 +55,36 @@ class Block:
         """The batch with `old_logp`: the student's present log-prob of every label, as bits."""
         return {**batch, "old_logp": to_bits(self.score(batch).float())}
 
-    def warn_if_open(self, step: int) -> None:
-        """Say that a checkpoint inside a block does not resume exactly: the old policy is not saved."""
-        if self.batches:
+    def score_all(self, batches: list[Batch]) -> list[Batch]:
+        """The batches scored: after a resume inside a block by the old policy that was saved with the checkpoint."""
+        saved, self.saved = self.saved, []
+        if not saved:
+            return [self.scored(batch) for batch in batches]
+        same = len(saved) == len(batches) and all(
+            batch["input_ids"].cpu().equal(old["input_ids"]) for batch, old in zip(batches, saved)
+        )
+        if not same:
             logger.warning(
-                f"checkpoint-{step} falls inside a block of {self.steps} steps: resuming from it refreshes psft's old "
-                "policy there, so the run will not be the same. Make save_steps a multiple of psft_block_steps."
+                "the checkpoint's old policy belongs to other batches (another number of processes, or other data): "
+                "psft refreshes it here, so this run will differ from an uninterrupted one until the next block."
             )
+            return [self.scored(batch) for batch in batches]
+        return [
+            {**batch, "old_logp": old["old_logp"].to(batch["input_ids"].device)} for batch, old in zip(batches, saved)
+        ]
+
+    def save(self, file: Path) -> None:
+        """Write the old log-probs of the batches still to be served; no file at a block's end."""
+        file.unlink(missing_ok=True)
+        names = ("input_ids", "old_logp")
+        tensors = {f"{name}.{i}": b[name].cpu().contiguous() for i, b in enumerate(self.batches) for name in names}
+        if tensors:
+            save_file(tensors, file)
+
+    def load(self, file: Path) -> None:
+        tensors = load_file(file) if file.is_file() else {}
+        numbers = range(len(tensors) // 2)
+        self.saved = [{name: tensors[f"{name}.{i}"] for name in ("input_ids", "old_logp")} for i in numbers]
 
 
 def score(model: nn.Module, batch: Batch) -> Tensor:

@@ -35,6 +35,7 @@ from qsft.train.teacher import RunTeacher, Teacher
 
 Batch = dict[str, Any]
 TOKENS, KEPT = SUM_NAMES.index("tokens"), SUM_NAMES.index("kept")
+OLD_POLICY = "old_policy_{}.safetensors"  # psft's, of each process
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 
@@ -222,10 +223,17 @@ class TargetSFTTrainer(RecordingTrainer):
         return {**target, "teacher": identity, "num_tokens": self._total_train_tokens}
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self.block is not None:
-            self.block.warn_if_open(self.state.global_step)
         self._total_train_tokens += self.sums["train"].take_seen(self._over_processes) // self._tp_size
         super()._save_checkpoint(model, trial)
+
+    def save_beside(self, checkpoint: Path) -> None:
+        if self.block is not None:
+            self.block.save(checkpoint / OLD_POLICY.format(self.args.process_index))
+
+    def resume(self, checkpoint: Path) -> None:
+        super().resume(checkpoint)
+        if self.block is not None:
+            self.block.load(checkpoint / OLD_POLICY.format(self.args.process_index))
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)

@@ -13,6 +13,7 @@ RUN = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "gradient_accu
 CASES = {
     "target": {"target": "target", "teacher_top_k": 8},
     "psft": {"target": "psft", "psft_block_steps": 2},
+    "psft inside a block": {"target": "psft", "psft_block_steps": 3},
 }
 
 IN_A_NEW_PROCESS = """
@@ -103,6 +104,10 @@ def test_a_checkpoint_remembers_its_target_and_teacher(taught):
     assert record["name"] == "target"
     assert record["target"] == made.target.record()
     assert record["teacher"] == made.cache.manifest.identity.json()
+    run = json.loads(Path(made.args.output_dir, "run.json").read_text())
+    assert record["run"] == run["id"]
+    assert run["trajectory"] == record["trajectory"]
+    assert run["trajectory"]["batch"] == 8
 
 
 @pytest.mark.parametrize(
@@ -126,14 +131,7 @@ def test_a_checkpoint_of_another_trainer_is_taken(taught):
     made.train()
     checkpoint = Path(made.args.output_dir, "checkpoint-4")
     (checkpoint / "target.json").unlink()
+    (checkpoint / "whole.json").unlink()
     again = taught("target", max_steps=5)
     again.train(resume_from_checkpoint=str(checkpoint))
     assert again.state.global_step == 5
-
-
-def test_a_checkpoint_inside_a_psft_block_is_warned_of(taught, caplog, monkeypatch):
-    warnings = []
-    monkeypatch.setattr("qsft.train.side_inputs.logger.warning", warnings.append)
-    taught("psft", psft_block_steps=2, save_steps=1, max_steps=2).train()
-    assert len(warnings) == 1
-    assert "checkpoint-1 falls inside a block of 2 steps" in warnings[0]

@@ -1,0 +1,232 @@
+"""Checkpoints are whole or ignored, `last` is this run's own, and a run continues only its own trajectory."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from qsft.train.checkpoints import Checkpoint, checkpoints, read_run, refuse_other_run, resolve_checkpoint, set_aside
+
+SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
+
+
+@pytest.fixture
+def run(trainer, data, tmp_path):
+    """run(out, resume=…, **settings): a trainer that has trained in `out`."""
+
+    def train(out="run", resume=None, rows=None, callbacks=None, **settings):
+        settings = {**SAVING, "output_dir": str(tmp_path / out), **settings}
+        made = trainer(rows or data.tokens(), callbacks=callbacks, **settings)
+        made.train(resume_from_checkpoint=resume)
+        return made
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+@pytest.fixture
+def finished(run, kept, tmp_path, tmp_path_factory):
+    """The directory of a run with checkpoint-2 and checkpoint-4, made once and copied for every test."""
+    if "run" not in kept:
+        run("first")
+        kept["run"] = tmp_path_factory.mktemp("finished") / "run"
+        shutil.copytree(tmp_path / "first", kept["run"])
+    return Path(shutil.copytree(kept["run"], tmp_path / "run"))
+
+
+class StopAt(TrainerCallback):
+    """Ends training after a step, with a checkpoint, as a signal does."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            control.should_save = control.should_training_stop = True
+
+
+# ---- last ----
+
+
+def test_last_is_this_runs_own_and_not_a_later_step_of_another(run, finished, caplog):
+    """A finished run, started anew with another learning rate, stopped early, resumed with last."""
+    old = read_run(finished)["id"]
+    run(learning_rate=5e-3, callbacks=[StopAt(1)])
+    assert read_run(finished)["id"] != old
+    assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-1")
+    resumed = run(learning_rate=5e-3, resume=True)
+    whole = run("whole", learning_rate=5e-3)
+    for mine, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert mine.equal(other)
+
+
+def test_starting_anew_where_checkpoints_are_is_warned_of_by_the_trainer(run, finished, monkeypatch):
+    warnings = []
+    monkeypatch.setattr("qsft.train.record.logger.warning", warnings.append)
+    run(max_steps=1)
+    assert any("holds checkpoints of another run (checkpoint-4, checkpoint-2)" in text for text in warnings)
+
+
+def test_starting_anew_is_refused_or_the_old_checkpoints_are_set_aside(finished):
+    with pytest.raises(ValueError, match=r"holds checkpoints of another run.*last.*output_dir.*--overwrite"):
+        refuse_other_run(finished)
+    moved = set_aside(finished)
+    assert sorted(path.name for path in moved.iterdir()) == ["checkpoint-2", "checkpoint-4", "run.json"]
+    assert Checkpoint(moved / "checkpoint-4").flaws() == []
+    refuse_other_run(finished)
+    assert set_aside(finished) is None
+    with pytest.raises(ValueError, match="no whole checkpoint of this run"):
+        resolve_checkpoint(finished, "last")
+
+
+def test_a_save_that_was_cut_short_is_passed_over_and_named(run, finished, monkeypatch):
+    shutil.copytree(finished / "checkpoint-4", finished / "checkpoint-6")
+    (finished / "checkpoint-6" / "whole.json").unlink()
+    (finished / "checkpoint-6" / "trainer_state.json").unlink()
+    (finished / "checkpoint-8").mkdir()
+    warnings = []
+    monkeypatch.setattr("transformers.utils.logging.get_logger", lambda *_: type("L", (), {"warning": warnings.append}))
+    assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-4")
+    assert "checkpoint-8: its save was cut short, checkpoint-6: its save was cut short" in warnings[0]
+    with pytest.raises(ValueError, match=r"checkpoint-6 cannot be resumed from: its save was cut short.*checkpoint-4"):
+        run(resume=str(finished / "checkpoint-6"), max_steps=8)
+
+
+def test_the_old_checkpoint_outlives_a_save_that_fails(run, finished, monkeypatch):
+    """save_total_limit=1 must not delete the last whole checkpoint before the next is whole."""
+
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoint, "seal", fails)
+    with pytest.raises(KeyboardInterrupt):
+        run(resume=True, max_steps=8, save_total_limit=1)
+    assert [one.path.name for one in checkpoints(finished) if not one.flaws()] == ["checkpoint-4", "checkpoint-2"]
+    monkeypatch.undo()
+    run(resume=True, max_steps=8, save_total_limit=1)
+    assert [one.path.name for one in checkpoints(finished)] == ["checkpoint-8"]
+
+
+# ---- damage ----
+
+
+def files_of(checkpoint):
+    return sorted(file.name for file in checkpoint.iterdir())
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "delete"])
+def test_damage_to_any_file_is_named_with_the_checkpoint_to_use_instead(finished, harm):
+    from qsft.train.checkpoints import refuse_damaged
+
+    checkpoint = finished / "checkpoint-4"
+    for name in files_of(checkpoint):
+        content = (checkpoint / name).read_bytes()
+        if harm == "delete":
+            (checkpoint / name).unlink()
+        elif harm == "truncate":
+            (checkpoint / name).write_bytes(content[: len(content) // 2])
+        else:
+            middle = len(content) // 2
+            (checkpoint / name).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        with pytest.raises(ValueError) as error:
+            refuse_damaged(checkpoint)
+        assert name in str(error.value) or (name == "whole.json" and "cut short" in str(error.value))
+        assert f"Resume from {finished / 'checkpoint-2'} instead" in str(error.value)
+        (checkpoint / name).write_bytes(content)
+    refuse_damaged(checkpoint)
+
+
+def test_a_flipped_bit_stops_a_resume_unless_digests_are_off(run, finished):
+    file = finished / "checkpoint-4" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors was altered.*checkpoint-2 instead"):
+        run(resume=True, max_steps=6)
+    assert run(resume=True, max_steps=6, checkpoint_digests=False).state.global_step == 6
+
+
+# ---- the trajectory ----
+
+OTHERS = {
+    "learning_rate": {"learning_rate": 2e-3},
+    "seed": {"seed": 1},
+    "batch": {"gradient_accumulation_steps": 4},
+    "max_length": {"max_length": 9},
+    "lr_scheduler_type": {"lr_scheduler_type": "constant"},
+    "weight_decay": {"weight_decay": 0.1},
+    "target": {"target": "dft"},
+}
+
+
+@pytest.mark.parametrize("what", [*OTHERS, "data"])
+def test_another_trajectory_is_refused_by_name_and_can_be_insisted_on(run, data, finished, what):
+    other = {"rows": data.tokens(20)} if what == "data" else OTHERS[what]
+    names = ["data", "max_length"] if what == "max_length" else [what]
+    text = " and ".join(sorted(names, key=lambda name: name != "data"))
+    with pytest.raises(ValueError, match=rf"trained with another {text}:\n") as error:
+        run(resume=True, max_steps=5, **other)
+    assert f"resume_with_other={json.dumps(sorted(names, key=lambda n: n != 'data'))}" in str(error.value)
+    before = read_run(finished)["id"]
+    made = run(resume=True, max_steps=5, resume_with_other=names, save_steps=1, **other)
+    assert made.state.global_step == 5
+    after = read_run(finished)  # another trajectory is another run, which knows where it came from
+    assert after["id"] != before
+    assert after["parent"] == {"run": before, "checkpoint": str(finished / "checkpoint-4"), "other": names}
+    assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-5")
+
+
+def test_another_learning_rate_that_is_insisted_on_is_used(run, finished):
+    settings = {"max_steps": 6, "learning_rate": 2e-3, "resume_with_other": ["learning_rate"]}
+    made = run(resume=str(finished / "checkpoint-2"), **settings)
+    rates = [entry["learning_rate"] for entry in made.state.log_history if "learning_rate" in entry]
+    whole = run("whole", max_steps=6, learning_rate=2e-3)
+    expected = [entry["learning_rate"] for entry in whole.state.log_history if "learning_rate" in entry]
+    assert rates[2:] == pytest.approx(expected[2:])
+
+
+def test_more_steps_and_another_split_of_the_batch_are_allowed(run, finished):
+    before = read_run(finished)["id"]
+    made = run(resume=True, max_steps=6, per_device_train_batch_size=8, gradient_accumulation_steps=1, logging_steps=2)
+    assert made.state.global_step == 6
+    assert read_run(finished)["id"] == before
+    assert read_run(finished)["recorded"]["max_steps"] == 6
+
+
+def test_a_name_that_no_run_records_is_refused(run, finished):
+    with pytest.raises(ValueError, match=r"resume_with_other names lr, which no run records.*learning_rate"):
+        run(resume=True, resume_with_other=["lr"])
+
+
+def test_a_run_that_began_from_a_checkpoint_elsewhere_resumes_there_before_its_own_first_save(run, finished):
+    run("branch", resume=str(finished / "checkpoint-2"), max_steps=3, save_strategy="no")
+    branch = finished.parent / "branch"
+    assert resolve_checkpoint(branch, "last") == str(finished / "checkpoint-2")
+    assert read_run(branch)["parent"]["run"] == read_run(finished)["id"]
+
+
+def test_checkpoints_of_another_trainer_are_found(finished):
+    for one in checkpoints(finished):
+        for name in ("whole.json", "target.json"):
+            (one.path / name).unlink()
+    (finished / "run.json").unlink()
+    assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-4")
+    (finished / "checkpoint-4" / "trainer_state.json").unlink()
+    assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-2")
+
+
+def test_the_old_policy_of_other_batches_is_not_used(data):
+    from qsft.train.side_inputs import Block
+
+    block = Block(2, lambda batch: torch.full((2,), 7.0))
+    block.saved = [{"input_ids": torch.tensor([1, 2]), "old_logp": torch.zeros(2)}]
+    batch = {"input_ids": torch.tensor([1, 3])}
+    [served] = block.serve(iter([batch]), 1, step=1)
+    assert served["old_logp"].view(torch.float32).tolist() == [7.0, 7.0]

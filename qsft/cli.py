@@ -7,6 +7,7 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -54,7 +55,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code says whether it did what was asked."""
     parser = build_parser()
-    args, rest = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        guess = "".join(f" Did you mean `qsft {name}`?" for name in get_close_matches(words[0], COMMANDS, n=1))
+        parser.error(f"there is no command {words[0]!r}.{guess} Commands: {', '.join(COMMANDS)}.")
+    args, rest = parser.parse_known_args(words)
     if not hasattr(args, "run"):
         parser.print_help()
         return 0

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_table() -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from qsft.targets.table import COLUMNS, entries
@@ -46,5 +47,5 @@ def _print_table() -> None:
     for column in COLUMNS:
         grid.add_column(column, no_wrap=column == "name")
     for e in entries():
-        grid.add_row(*e.cells)
+        grid.add_row(*map(escape, e.cells))  # 1[p_y > τ] is text, not markup
     Console().print(grid)

@@ -10,6 +10,7 @@ from qsft.data.sources import SOURCES
 from qsft.recipe.dry_run import optimiser_steps
 from qsft.recipe.job import Job, configure
 from qsft.recipe.memory import STRATEGIES, Memory, head_bytes
+from qsft.recipe.offline import LABEL_TOKENS, known_config
 from qsft.recipe.recipe_file import Recipe
 from qsft.recipe.rehearsal import Parameter, Rehearsed, Step, rehearse
 from qsft.targets.view import IGNORED
@@ -30,6 +31,7 @@ class Corpus:
     label_tokens: int | None
     most_labels: int  # label tokens of the row that has most
     note: str = ""
+    estimate: bool = False  # the label tokens are a guess
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,22 @@ class Plan:
 def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
     """The plan of a recipe; the model is known by its config alone, no weights are read."""
     job = configure(recipe, processes=gpus)
-    config = job.config
+    config = model_shape(job)
     corpus = survey(job)
     steps = optimiser_steps(job, corpus.documents)
     memory, full_logits = memory_plan(job, config, gpus, corpus)
     return Plan(job, corpus, steps, cache_bytes(job, config, corpus), cache_row_bytes(job, config), memory, full_logits)
+
+
+def model_shape(job: Job) -> "PretrainedConfig":
+    """The student's configuration; where the hub cannot be reached, the shape that is known of the paper's models."""
+    try:
+        return job.config
+    except FileNotFoundError:
+        known = known_config(str(job.model.model_name_or_path))
+        if known is None:
+            raise
+        return known
 
 
 def survey(job: Job) -> Corpus:
@@ -64,9 +77,9 @@ def survey(job: Job) -> Corpus:
         source = SOURCES.get(job.settings.dataset or "")
         if source is None or limit is None:
             raise
-        rows = job.settings.sample_rows or source.rows
-        note = "about, as published: the data could not be read; --data_dir FILE gives exact numbers"
-        return Corpus(rows // job.rows_per_step * job.rows_per_step, limit, None, limit, note)
+        rows = (job.settings.sample_rows or source.rows) // job.rows_per_step * job.rows_per_step
+        note = "an estimate, as published: the data could not be read; --data_dir FILE gives exact numbers"
+        return Corpus(rows, limit, rows * min(limit, LABEL_TOKENS[source.name]), limit, note, estimate=True)
     if "input_ids" not in dataset.column_names:
         if limit is None:
             raise ValueError(
@@ -123,11 +136,13 @@ def lines(plan: Plan) -> Iterator[tuple[str, Any]]:
     corpus, args = plan.corpus, plan.job.args
     yield "documents", f"{corpus.documents:,}" + (f" ({corpus.note})" if corpus.note else "")
     if corpus.label_tokens is not None:
-        yield "label tokens", f"{corpus.label_tokens:,} ({corpus.label_tokens / corpus.documents:.0f} per document)"
+        per_document = f"{corpus.label_tokens / corpus.documents:.0f} per document"
+        yield "label tokens", f"{corpus.label_tokens:,} ({per_document}{', an estimate' * corpus.estimate})"
     unknown = f"about {plan.cache_row_bytes:.0f} bytes per label token"
     if plan.cache_bytes != 0:
         form = f"top {args.teacher_top_k}, {args.teacher_cache_encoding}"
-        yield "teacher cache", f"{unknown if plan.cache_bytes is None else size(plan.cache_bytes)} ({form})"
+        bytes_known = unknown if plan.cache_bytes is None else size(plan.cache_bytes)
+        yield "teacher cache", f"{bytes_known} ({form}{', an estimate' * corpus.estimate})"
     yield "optimiser steps", f"{plan.steps}"
     per_gpu, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     product = f"{per_gpu} per GPU × {accumulation} accumulation × {plan.job.processes} GPUs"

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from qsft.cli import main
 from qsft.recipe.budget import make_plan
 from qsft.recipe.memory import STRATEGIES
-from qsft.recipe.recipe_file import read_recipe
+from qsft.recipe.offline import LABEL_TOKENS, SHAPES, known_config
+from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.teacher.encoding import row_bytes
 
 
@@ -52,7 +55,47 @@ def test_a_cache_of_unknown_size_is_told_by_its_row(encoding, tiny_run, tmp_path
 
 
 def test_a_model_that_is_nowhere_is_named(capsys):
-    assert main(["plan", "numina_qwen_math_1p5b"]) == 2
+    assert main(["plan", "numina_qwen_math_1p5b", "--model_name_or_path", "Qwen/Nosuch"]) == 2
     said = capsys.readouterr().err
-    assert "there is no model 'Qwen/Qwen2.5-Math-1.5B'" in said
+    assert "there is no model 'Qwen/Nosuch'" in said
     assert "--model_name_or_path DIR" in said
+
+
+# Parameters in millions, as the models' cards say.
+MILLIONS = {
+    "Qwen/Qwen2.5-Math-1.5B": 1544,
+    "Qwen/Qwen2.5-1.5B": 1544,
+    "Qwen/Qwen2.5-Math-7B": 7616,
+    "Qwen/Qwen2.5-7B": 7616,
+    "Qwen/Qwen3-1.7B-Base": 1721,
+    "meta-llama/Llama-3.2-3B": 3213,
+    "meta-llama/Llama-3.1-8B": 8030,
+}
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_known_shapes_have_the_parameters_of_the_models(model):
+    with torch.device("meta"):
+        causal = AutoModelForCausalLM.from_config(known_config(model))
+    assert sum(p.numel() for p in causal.parameters()) / 1e6 == pytest.approx(MILLIONS[model], abs=1)
+
+
+def test_every_student_of_the_paper_is_known():
+    papers = [read_recipe(file) for file in packaged_recipes() if file.stem != "demo"]
+    assert {recipe.values["model_name_or_path"] for recipe in papers} == set(SHAPES)
+    assert {recipe.values["dataset"] for recipe in papers} == set(LABEL_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "steps"),
+    [
+        ("openr1_qwen_math_1p5b", 58),
+        pytest.param("numina_qwen3_1p7b", 264, marks=pytest.mark.slow),
+        pytest.param("m23k_llama_8b", 91, marks=pytest.mark.slow),
+    ],
+)
+def test_a_packaged_recipe_is_planned_without_a_network(recipe, steps, capsys):
+    assert main(["plan", recipe, "--gpus", "8"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"optimiser steps {steps} " in printed
+    assert printed.count("an estimate") == 3  # documents, label tokens, the cache's size

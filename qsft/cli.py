@@ -5,10 +5,10 @@ A command's module imports only the standard library at the top, so that `qsft -
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from textwrap import fill
 from typing import Any
 
 from qsft import __version__
@@ -32,10 +32,19 @@ type first:
 
 
 class Parser(argparse.ArgumentParser):
-    """Prints examples as they are written, and takes no option for the beginning of another."""
+    """Prints examples as they are written, and takes no option for the beginning of another.
+
+    A description may be a function, asked only when help is printed: it may import what it describes.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **kwargs})
+
+    def format_help(self) -> str:
+        """The help, with long lines of the description broken: the formatter keeps them, as it keeps the examples."""
+        text = self.description() if callable(self.description) else self.description or ""
+        self.description = "\n".join(line if line.startswith(" ") else fill(line, 96) for line in text.splitlines())
+        return super().format_help()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,10 +54,6 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         import_module(f"qsft.commands.{command}").register(commands)
-        # The raw formatter keeps lists and examples as they are written, and with them a line that is too long.
-        one = commands.choices[command]
-        lines = (one.description or "").splitlines()
-        one.description = "\n".join(line if line.startswith(" ") else textwrap.fill(line, width=96) for line in lines)
     return parser
 
 
@@ -73,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"qsft: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nqsft: interrupted; the same command goes on from what is finished.", file=sys.stderr)
+        print("\nqsft: interrupted; rerun the command to continue from what is finished.", file=sys.stderr)
         return 130
 
 

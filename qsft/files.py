@@ -93,6 +93,16 @@ def explain(error: OSError, directory: Path, what: str, needed: int = 0) -> OSEr
 # ---- JSON ----
 
 
+def shown(path: str | Path) -> str:
+    """A path as the user at this terminal would type it: relative where it lies below the current directory.
+
+    >>> shown(Path.cwd() / "runs" / "mine")
+    'runs/mine'
+    """
+    below = Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
+    return str(Path(path).relative_to(Path.cwd())) if below else str(path)
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON for people; a number that does not exist (an error of one problem) is null."""
     _write(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -18,23 +18,28 @@ examples:
 
 
 def register(commands: Any) -> None:
-    from qsft.curate.methods import METHODS, summary
-
-    methods = "\n".join(f"  {name:<13} {summary(method)}" for name, method in METHODS.items())
     parser = commands.add_parser(
         "curate",
         usage="qsft curate METHOD [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]",
         help="rewrite, extend or choose demonstrations: rft, star, grape, self_distill, critical",
-        description=(
-            f"Turn a data set into another one. A killed run continues where it was.\n\nmethods:\n{methods}\n\n"
-            "The data and the model are RECIPE's, with any of its keys replaced, or those given by options."
-        ),
+        description=description,
         epilog=EXAMPLES,
     )
     parser.add_argument("method", metavar="METHOD", help=argparse.SUPPRESS)
     # A recipe's keys are too many for argparse, and their values must not be taken for the recipe's name.
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="--out DIR", help=argparse.SUPPRESS)
     parser.set_defaults(run=run, takes_overrides=True)
+
+
+def description() -> str:
+    """What the command does and with which methods."""
+    from qsft.curate.methods import METHODS, summary
+
+    methods = "\n".join(f"  {name:<13} {summary(method)}" for name, method in METHODS.items())
+    return (
+        f"Turn a data set into another one. A killed run continues where it was.\n\nmethods:\n{methods}\n\n"
+        "The data and the model are RECIPE's, with any of its keys replaced, or those given by options."
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from qsft.files import shown
 from qsft.recipe.relaunch import split_words
 from qsft.targets.view import IGNORED
 
@@ -25,7 +26,7 @@ def dry_run(job: "Job") -> None:
 
 def configuration(job: "Job") -> Iterator[tuple[str, Any]]:
     """Every value the recipe sets, as resolved for this machine."""
-    yield "recipe", job.recipe.path or "the command line"
+    yield "recipe", job.recipe.address or "the command line"
     resolved = {**vars(job.settings), **vars(job.model), **vars(job.args)}
     derived = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")
     for name in dict.fromkeys([*job.recipe.values, *derived]):
@@ -93,21 +94,19 @@ def cache_state(job: "Job") -> str:
 
 
 def next_steps(job: "Job") -> str:
-    """Where the model is and, where the recipe says with what, how to measure it."""
-    place = f"\nThe model is in {job.args.output_dir}."
-    if not job.settings.eval_tasks:
-        return place
-    command = ["qsft", "eval", job.args.output_dir, "--tasks", job.settings.eval_tasks]
-    command += ["--protocol", job.settings.eval_protocol] if job.settings.eval_protocol else []
-    return f"{place} Evaluate it with\n  {shlex.join(command)}"
+    """Where the model is and how to measure it, by the tasks and the protocol of its recipe where it has them."""
+    place = shown(job.args.output_dir)
+    tasks = [] if job.settings.eval_tasks else ["--tasks", "math"]
+    return f"\nThe model is in {place}. Evaluate it with\n  {shlex.join(['qsft', 'eval', place, *tasks])}"
 
 
 def resume_command(job: "Job", step: int) -> str:
     """What to type to continue a run that was stopped."""
-    checkpoint = f"{job.args.output_dir}/checkpoint-{step}"
-    recipe = [str(job.recipe.path)] if job.recipe.path else []
+    checkpoint = f"{shown(job.args.output_dir)}/checkpoint-{step}"
+    recipe = [job.recipe.address] if job.recipe.path else []
     _, words = split_words(list(job.recipe.overrides), ("resume_from_checkpoint",))
-    started = os.environ.get("QSFT_COMMAND", "accelerate launch" if recipe else "qsft train")
+    by_file = job.recipe.path is not None and job.recipe.address != job.recipe.name
+    started = os.environ.get("QSFT_COMMAND", "accelerate launch" if by_file else "qsft train")
     command = f"{started} {shlex.join([*recipe, *words, '--resume_from_checkpoint', checkpoint])}"
     again = "" if job.processes == 1 or "QSFT_COMMAND" in os.environ else " and the launcher's options of this run"
     return f"\nStopped after step {step}; the checkpoint is {checkpoint}. Continue with this{again}:\n  {command}"

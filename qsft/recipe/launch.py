@@ -45,9 +45,11 @@ def run(job: "Job") -> None:
     """Load the data, complete the cache, train, save; or stop at a signal with a checkpoint to resume from."""
     from qsft.recipe.dry_run import next_steps, resume_command
     from qsft.recipe.stop import StopOnSignal
+    from qsft.recipe.trained import record_recipe
 
     if job.args.should_save:
         job.data.write_manifest(job.args.output_dir)
+        record_recipe(job)
     stop = StopOnSignal()
     trainer = job.trainer(callbacks=[stop])
     with stop:

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 import yaml
 
+from qsft.files import shown
 from qsft.recipe.keys import ORIGIN, RecipeSettings, keys, parse_words, read_word
 from qsft.recipe.relaunch import LAUNCHER_KEYS
 from qsft.targets.did_you_mean import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
 DEFAULT_TARGET = "target"  # TargetSFTConfig's
+PACKAGED = Path(str(files("qsft.recipe"))) / "files"
 MOST_VALUES = 10_000  # of a file with its aliases written out
 Owner = TypeVar("Owner")
 
@@ -37,6 +39,12 @@ class Recipe:
     def part(self, owner: type[Owner]) -> dict[str, Any]:
         """The values that `owner` reads."""
         return {item.name: self.values[item.name] for item in fields(owner) if item.name in self.values}
+
+    @property
+    def address(self) -> str:
+        """What to type for it: the name of a packaged recipe, or its file from where the user is."""
+        packaged = self.path is not None and self.path.parent == PACKAGED
+        return self.name if packaged else shown(self.path or "")
 
     @property
     def settings(self) -> RecipeSettings:
@@ -98,8 +106,7 @@ def find_recipe(path_or_name: str | Path) -> Path:
 
 def packaged_recipes(folder: str = ".") -> list[Path]:
     """The recipes that come with qsft, or with folder="accelerate" the launch configurations."""
-    directory = Path(str(files("qsft.recipe"))) / "files" / folder
-    return sorted(directory.glob("*.yaml"))
+    return sorted((PACKAGED / folder).glob("*.yaml"))
 
 
 def read_values(path: Path) -> dict[str, Any]:

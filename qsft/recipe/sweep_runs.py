@@ -15,7 +15,7 @@ from typing import Any
 
 from qsft.files import make_directory, read_json, write_json
 from qsft.recipe.keys import read_word
-from qsft.recipe.recipe_file import read_recipe, run_name
+from qsft.recipe.recipe_file import run_name
 from qsft.recipe.relaunch import LAUNCHER_KEYS, run_child, split_words
 from qsft.targets.did_you_mean import did_you_mean
 from qsft.targets.zoo import TARGETS, make_target
@@ -83,7 +83,7 @@ class Sweep:
     runs: list[Run]
     directory: Path
     train_words: list[str]
-    eval_words: list[str]  # what the recipe says of tasks and protocol is added
+    eval_words: list[str]  # tasks and protocol, unless they are among them, are what the run's recipe says
 
     def commands(self, run: Run) -> dict[str, list[str]]:
         """What is started for a run, in order."""
@@ -97,12 +97,7 @@ class Sweep:
     def words(self, run: Run) -> dict[str, list[str]]:
         """What the results of a run depend on; on how many processes it ran is not part of it."""
         _, own = split_words(self.train_words, ("accelerate_config", *LAUNCHER_KEYS))
-        values = read_recipe(self.recipe, [*run.words, *own]).values  # the protocol may be the target's own
-        words = list(self.eval_words)
-        for option, key in (("--tasks", "eval_tasks"), ("--protocol", "eval_protocol")):
-            if option not in words and values.get(key):
-                words += [option, values[key]]
-        return {"train": [self.recipe, *own], "eval": words}
+        return {"train": [self.recipe, *own], "eval": self.eval_words}
 
     def plan(self) -> str:
         """The runs and what is left to do for each; runs that were started with different arguments are refused."""

@@ -90,6 +90,26 @@ def test_a_wrong_input_is_a_message_and_exit_code_2(capsys):
     assert "Traceback" not in err
 
 
+def test_a_misspelt_command_is_suggested(capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["trian", "numina_qwen_math_1p5b"])
+    assert error.value.code == 2
+    assert "there is no command 'trian'. Did you mean `qsft train`?" in capsys.readouterr().err
+
+
+def test_help_keeps_the_lines_of_a_list(capsys):
+    with pytest.raises(SystemExit):
+        main(["curate", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("  rft ", "  star "))] == ["rft", "star"]
+
+
+def test_the_table_of_targets_keeps_its_brackets(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    assert main(["targets"]) == 0
+    assert "1[p_y > 0.1]" in capsys.readouterr().out
+
+
 def test_unknown_arguments_are_refused(capsys):
     with pytest.raises(SystemExit) as error:
         main(["targets", "--nonsense"])

@@ -173,7 +173,7 @@ def test_a_signal_leaves_a_checkpoint_and_the_resumed_run_equals_an_unbroken_one
     assert "Stopped after step 3" in printed
     assert not (tiny.folder / "run" / "model.safetensors").exists()
     command = shlex.split(printed.strip().splitlines()[-1])
-    assert command[:2] == ["accelerate", "launch"]
+    assert command[:3] == ["qsft", "train", "numina_qwen_math_1p5b"]
     assert train(read_recipe(command[2], command[3:])) == 0
     whole, resumed = (AutoModelForCausalLM.from_pretrained(tiny.folder / name) for name in ("whole", "run"))
     for name, weight in whole.state_dict().items():

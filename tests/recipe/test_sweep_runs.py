@@ -9,7 +9,10 @@ import sys
 import pytest
 
 from qsft.cli import main
+from qsft.recipe.job import configure
+from qsft.recipe.recipe_file import read_recipe
 from qsft.recipe.sweep_runs import Run, Sweep, expand_grid
+from qsft.recipe.trained import evaluation_of, record_recipe
 
 
 def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
@@ -36,14 +39,14 @@ def test_a_wrong_grid_is_refused_before_anything_runs(grid, words):
 
 def test_every_run_is_evaluated_by_the_protocol_of_its_target(tmp_path):
     runs = expand_grid(["target=sft,dft,kd_hybrid,target"])
-    sweep = Sweep(
-        "openr1_qwen_math_7b", runs, tmp_path, ["--learning_rate", "1e-5", "--num_processes", "8"], ["--n", "2"]
-    )
-    protocols = [sweep.commands(run)["eval"][-5:] for run in runs]
-    assert [words[-1] for words in protocols] == ["paper-math"] * 2 + ["paper-math-7b-openr1"] * 2
-    assert protocols[0][:-1] == ["2", "--tasks", "math", "--protocol"]
-    chosen = Sweep("openr1_qwen_math_7b", runs, tmp_path, [], ["--protocol", "avg16"])
-    assert chosen.words(runs[3])["eval"] == ["--protocol", "avg16", "--tasks", "math"]
+    sweep = Sweep("openr1_qwen_math_7b", runs, tmp_path, ["--model_name_or_path", "unread"], ["--n", "2"])
+    chosen = []
+    for run in runs:
+        [_, _, _, _, recipe, *words] = sweep.commands(run)["train"]
+        record_recipe(configure(read_recipe(recipe, words), processes=1))
+        assert sweep.commands(run)["eval"][-4:] == ["eval", str(tmp_path / run.name), "--n", "2"]
+        chosen.append(evaluation_of(str(tmp_path / run.name), None, None)[1:])
+    assert chosen == [("math", "paper-math")] * 2 + [("math", "paper-math-7b-openr1")] * 2
 
 
 def local_words(tiny_files):
@@ -112,7 +115,7 @@ def test_a_signal_waits_for_the_checkpoint_and_the_run_is_not_called_trained(num
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 130, said + errors[-3000:]
     assert "Stopped after step" in said
-    assert "the same command goes on" in errors
+    assert "rerun the command to continue" in errors
     assert "Traceback" not in errors
     assert list((tmp_path / "sweep" / "sft").glob("checkpoint-*/trainer_state.json"))
     assert json.loads((tmp_path / "sweep" / "sweep.json").read_text())["sft"]["done"] == []

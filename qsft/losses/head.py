@@ -165,7 +165,8 @@ def output_layer(model: nn.Module) -> Any:
 def logit_transform(config: Any) -> tuple[float | None, float]:
     """(soft-cap, factor) that a model applies to its logits, by the names the architectures use."""
     text = config.get_text_config()
-    softcap = getattr(text, "final_logit_softcapping", None)
+    names = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    softcap = next((getattr(text, name) for name in names if getattr(text, name, None) is not None), None)
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(text, name, None) is not None:
             return softcap, float(getattr(text, name))

@@ -40,13 +40,21 @@ class Plan:
         """int32 [2,T]: input_ids and labels of a document, the first label ignored as in its key."""
         return self.documents.tokens(int(self.index[place]))
 
-    def check_ids(self, vocab_size: int) -> None:
-        """ValueError when a document holds an id the teacher has no embedding for."""
+    def check_ids(self, vocab_size: int, shared: int) -> None:
+        """ValueError when a document holds an id the teacher has no embedding for, or whose token it does not know.
+
+        `shared` ids mean the same to the teacher's tokenizer and to that of the data.
+        """
         low, high = self.id_range
         if low < 0 or high >= vocab_size:
             raise ValueError(
                 f"the data set holds the token id {high if high >= vocab_size else low}, but the teacher's vocabulary "
                 f"has {vocab_size} entries (0 to {vocab_size - 1}). Tokenise the data with the teacher's tokenizer."
+            )
+        if high >= shared:
+            raise ValueError(
+                f"the data set uses the token id {high}, which was added to its tokenizer: the teacher's ends at "
+                f"{shared - 1}. An added token may pad a batch, but not stand in a document."
             )
 
 

@@ -15,7 +15,7 @@ import torch
 from qsft.targets.view import TopK
 from qsft.teacher.documents import Documents, Tokens, document_key, label_positions
 from qsft.teacher.encoding import Rows
-from qsft.teacher.identity import Vocabulary, refuse_other_tokenizer, refuse_small_head
+from qsft.teacher.identity import Identity, Vocabulary, refuse_other_tokenizer, refuse_small_head
 from qsft.teacher.manifest import read_manifest
 from qsft.teacher.remembered import is_complete, remember
 from qsft.teacher.shards import Shard, damaged, published
@@ -160,6 +160,7 @@ class TeacherCache:
 
     def _open(self, path: Path) -> Shard:
         shard = Shard(path)
+        Identity.read(shard.identity)
         if (shard.version, shard.identity) != (self.manifest.version, self.manifest.identity.json()):
             raise damaged(path, "it was made by another capture than the manifest's (teacher, k, encoding or version)")
         shard.check_sizes(self._codec)

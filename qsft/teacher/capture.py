@@ -35,7 +35,7 @@ from qsft.teacher.identity import (
     shared_evidence,
     teacher_difference,
 )
-from qsft.teacher.live import concatenate, evaluating, input_device, top_rows
+from qsft.teacher.live import check_teacher_head, concatenate, evaluating, input_device, top_rows
 from qsft.teacher.manifest import MANIFEST, create_manifest, recover_manifest, refresh_manifest
 from qsft.teacher.remembered import remember
 from qsft.teacher.shards import VERSION, published
@@ -94,9 +94,11 @@ def build_cache(
         _refuse_old_version(cache)
         probe(path, WHAT)
         require_shared(path)
-        source.refuse_other_tokenizer(vocabulary)
+        shared = source.refuse_other_tokenizer(vocabulary)
         model = source.load()
         identity = _claim(path, source, model, vocabulary, settings)
+        shared = min(shared, refuse_other_tokenizer(path, identity, vocabulary, "the tokenizer of the data"))
+        plan.check_ids(identity.vocab_size, shared if shared < vocabulary.size else identity.vocab_size)
         Capture(model, identity, path, plan, missing).run(shard_bytes, progress)
         wait_for_others(path, {key.tobytes() for key in plan.keys[missing]}, patience)
     cache = _finished(path, vocabulary)
@@ -142,7 +144,6 @@ def _claim(
     identity = create_manifest(path, own).identity
     refuse_other_settings(identity, path, **settings)
     refuse_other_teacher(identity.teacher, own.teacher, path)
-    refuse_other_tokenizer(path, identity, vocabulary, "the tokenizer of the data")
     _keep_vocabulary(path, vocabulary)
     return identity
 
@@ -166,7 +167,6 @@ class Capture:
 
     def run(self, shard_bytes: int, progress: bool) -> None:
         """Compute and publish this process's batches."""
-        self.plan.check_ids(self.identity.vocab_size)
         self._require_space()
         try:
             with evaluating(self.model):
@@ -182,7 +182,10 @@ class Capture:
             Progress(f"teacher cache {self.path}", total, "documents", show=progress and is_main()) as bar,
             ShardWriter(self.path, self.identity, shard_bytes) as writer,
         ):
-            for batch, documents, inputs in ready_batches(self.plan, mine):
+            for number, (batch, documents, inputs) in enumerate(ready_batches(self.plan, mine)):
+                if number == 0:
+                    device = input_device(self.model)
+                    check_teacher_head(self.model, inputs["input_ids"].to(device), inputs["attention_mask"].to(device))
                 writer.put(self._compute(batch, documents, inputs))
                 wanted = batch[self.missing[batch]]
                 tokens += int(self.plan.labels[wanted].sum())

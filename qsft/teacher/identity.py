@@ -40,6 +40,10 @@ class Identity:
         check_settings(self.k, self.encoding, self.top_p, self.min_k)
         _require(self.k <= self.vocab_size, f"k={self.k} with a vocabulary of {self.vocab_size}")
         _require(isinstance(self.teacher, dict) and isinstance(self.tokenizer, dict), "teacher or tokenizer")
+        _require(_is_shallow(self.teacher) and _is_shallow(self.tokenizer), "so deeply nested an identity")
+        _require(isinstance(self.dtype, str), f"dtype={self.dtype!r}")
+        _require(isinstance(self.teacher.get("name"), str), "a teacher without a name")
+        _require(isinstance(self.teacher.get("revision"), str | None), "such a revision")
         _require(_is_int(self.tokenizer.get("tokens"), 1, LARGEST_VOCABULARY), "the tokenizer's number of tokens")
 
     @classmethod
@@ -125,6 +129,11 @@ class Vocabulary(NamedTuple):
     about: dict[str, Any]
     words: int
 
+    @property
+    def size(self) -> int:
+        """Ids it knows, added ones included."""
+        return int(self.about["tokens"])
+
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
         """The vocabulary of a tokenizer; the digest of its bytes pins it, the chat template is recorded only."""
@@ -137,12 +146,19 @@ class Vocabulary(NamedTuple):
         return cls(content, about, tokenizer.vocab_size)
 
 
-def refuse_other_tokenizer(directory: Path, identity: Identity, given: Vocabulary, whose: str) -> None:
-    """ValueError that names the first token in which `given` differs from the cache's tokenizer."""
+def refuse_other_tokenizer(directory: Path, identity: Identity, given: Vocabulary, whose: str) -> int:
+    """How many ids `given` and the cache's tokenizer have in common; ValueError that names the first that differs.
+
+    Tokens added at the end (a <pad>) are no difference as long as no document uses them.
+    """
     if identity.tokenizer.get("digest") == given.about["digest"]:
-        return
+        return given.size
     known = directory / VOCABULARY
-    difference = first_difference(known.read_bytes() if known.is_file() else b"", given.content)
+    content = known.read_bytes() if known.is_file() else b""
+    shared = shared_ids(content, given.content)
+    if shared:
+        return shared
+    difference = first_difference(content, given.content)
     raise ValueError(
         f"{whose} is not the one the teacher cache {directory} was made with: {difference} here. Teacher rows speak in "
         "token ids: use a student that shares the teacher's tokenizer, or build another cache in a new directory."
@@ -156,6 +172,13 @@ def refuse_small_head(rows: int, words: int, whose: str) -> None:
             f"the head of {whose} has {rows} rows, but the tokenizer has {words} tokens: they do not belong together. "
             "Teacher and student must share the tokenizer of the data; choose another model or tokenizer."
         )
+
+
+def shared_ids(known: bytes, given: bytes) -> int:
+    """The length of the shorter of two vocabularies if the other one begins with it, else 0."""
+    ours, theirs = _tokens(known), _tokens(given)
+    size = min(len(ours), len(theirs))
+    return size if ours[:size] == theirs[:size] else 0
 
 
 def first_difference(known: bytes, given: bytes) -> str:
@@ -175,6 +198,12 @@ def _tokens(content: bytes) -> list[str | None]:
     except ValueError:
         return []
     return tokens if isinstance(tokens, list) else []
+
+
+def _is_shallow(value: object, levels: int = 6) -> bool:
+    """Whether JSON is nested no deeper than an identity is; copying or comparing deeper ones may exhaust the stack."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(part, levels - 1) for part in inner)
 
 
 def _require(holds: bool, what: str) -> None:

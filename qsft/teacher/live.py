@@ -12,10 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qsft.losses.fused import Projection, tokens_per_chunk
-from qsft.losses.head import base_causal_lm, label_states, output_head
+from qsft.losses.head import Head, base_causal_lm, label_states, output_head
 from qsft.targets.view import Full, TopK
 
 BLOCK = 64  # top_k looks at the maxima of blocks of this many logits first
+WIDENED_ROWS = 8192  # rows of a bf16 head that are float32 at a time on a CPU
+CHECKED_TOKENS = 32
 
 
 class LiveTeacher:
@@ -27,6 +29,7 @@ class LiveTeacher:
 
     def __init__(self, model: nn.Module, k: int | None = None, *, base: bool = False) -> None:
         self.model, self.k, self.base = model, k, base
+        self._checked = False
 
     def __repr__(self) -> str:
         return f"LiveTeacher({type(self.model).__name__}, k={self.k})"
@@ -41,6 +44,9 @@ class LiveTeacher:
     ) -> TopK | Full:
         """Rows for the positions t ≥ 1 with a label, flattened batch row after batch row."""
         with evaluating(self.model), adapter_off(self.model) if self.base else nullcontext():
+            if not self._checked:
+                check_teacher_head(self.model, input_ids, attention_mask, position_ids)
+                self._checked = True
             return teacher_rows(self.model, input_ids, labels, attention_mask, position_ids, self.k)
 
 
@@ -92,6 +98,57 @@ def teacher_rows(
     return full_rows(model, **batch) if k is None else top_rows(model, k, **batch)
 
 
+@torch.no_grad()
+def check_teacher_head(
+    model: nn.Module,
+    input_ids: Int[Tensor, "B T"],
+    attention_mask: Int[Tensor, "B T"] | None = None,
+    position_ids: Int[Tensor, "B T"] | None = None,
+) -> None:
+    """ValueError unless our rows are those of the model's own logits, on the first tokens of the batch's first row.
+
+    Architectures scale, cap or transform their logits in their own ways; a teacher whose way is not known would give
+    wrong rows silently. Products of bf16 and fp16 models are rounded in their own logits, not in ours.
+    """
+    given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+    few = {name: value[:1, :CHECKED_TOKENS] for name, value in given.items() if value is not None}
+    if few["input_ids"].shape[1] < 2:
+        return
+    logits = own_logits(model, few)
+    ours = full_rows(model, **few, labels=few["input_ids"]).logps
+    own = logits[:-1].log_softmax(dim=-1).to(ours.device)
+    if own.shape == ours.shape and _relative_gap(own, ours) <= 1e-3 + _rounding(model, logits[:-1]):
+        return
+    raise ValueError(
+        f"qsft does not know how {type(base_causal_lm(model)).__name__} turns hidden states into logits: its own "
+        "logits differ from the product of its last states and its head. Such a teacher would give wrong rows, so it "
+        "is refused; report the model and the version of transformers."
+    )
+
+
+def own_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Float[Tensor, "T V"]:
+    """The float32 logits of the batch's one row, from the model's own forward."""
+    outputs: Any = base_causal_lm(model)(**inputs, use_cache=False)
+    return outputs.logits[0].float()  # type: ignore[no-any-return]
+
+
+def _relative_gap(own: Float[Tensor, "n V"], ours: Float[Tensor, "n V"]) -> float:
+    """The distance of two sets of log-probs, relative to how much they vary over the vocabulary."""
+    possible = own > -torch.inf
+    if not torch.equal(possible, ours > -torch.inf):
+        return float("inf")
+    spread = torch.where(possible, own - own.masked_fill(~possible, 0.0).mean(dim=-1, keepdim=True), 0.0)
+    return float(torch.where(possible, own - ours, 0.0).norm() / spread.norm().clamp(min=1e-12))
+
+
+def _rounding(model: nn.Module, logits: Float[Tensor, "n V"]) -> float:
+    """How far rounding to the model's dtype may move its logits, in the unit of `_relative_gap`."""
+    epsilon = torch.finfo(next(model.parameters()).dtype).eps
+    possible = torch.where(logits > -torch.inf, logits, 0.0)
+    spread = (possible - possible.mean(dim=-1, keepdim=True)).norm().clamp(min=1e-12)
+    return float(4 * epsilon * possible.norm() / spread)
+
+
 def concatenate(parts: list[TopK]) -> TopK:
     """The rows of all parts, one after the other."""
     columns = zip(*((part.ids, part.logps, part.label_logp, part.log_tail) for part in parts))
@@ -132,7 +189,18 @@ def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tupl
     tile = hidden.new_empty(min(chunk, len(hidden)), len(head.weight), dtype=torch.float32)
     for start in range(0, max(len(hidden), 1), chunk):
         states = hidden[start : start + chunk].to(head.weight.dtype)
-        yield slice(start, start + chunk), project(states, head.weight, head.bias, tile[: len(states)])
+        yield slice(start, start + chunk), _project(project, states, head, tile[: len(states)])
+
+
+def _project(project: Projection, states: Tensor, head: Head, out: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+    """The logits in float32; on a CPU, which would round products of bf16, a piece of the head is widened at a time."""
+    if states.device.type != "cpu" or states.dtype == torch.float32:
+        return project(states, head.weight, head.bias, out)
+    wide = states.float()
+    for start in range(0, len(head.weight), WIDENED_ROWS):
+        rows = slice(start, start + WIDENED_ROWS)
+        project(wide, head.weight[rows].float(), None if head.bias is None else head.bias[rows].float(), out[:, rows])
+    return out
 
 
 def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:

@@ -130,7 +130,11 @@ def _parse(content: dict[str, Any], path: Path) -> Manifest:
         manifest = Manifest(identity, *parts, version=content["version"])  # type: ignore[arg-type]
         for name, entry in manifest.shards.items():
             _check_entry(name, entry)
-    except ValueError as error:
+        if not all(type(value) in (int, float) for value in manifest.measured.values()):
+            raise ValueError("it measured something that is no number")
+        if not all(isinstance(value, str) for value in manifest.libraries.values()):
+            raise ValueError("it names a library's version that is no text")
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be right: {error}. {LOST_MANIFEST}") from error
     return manifest
 

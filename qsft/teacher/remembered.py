@@ -50,7 +50,7 @@ def is_damaged(directory: Path) -> bool:
 
 def _read(directory: Path) -> dict[str, dict[str, Any]]:
     try:
-        raw = (directory / REMEMBERED).read_bytes()
+        raw = (directory / REMEMBERED).read_bytes() if (directory / REMEMBERED).is_file() else b""
         content = {name: dict(json.loads(raw)[name]) for name in NAMES}
         if _render(content) == raw:
             return content

@@ -203,7 +203,12 @@ class Shard:
 
     def sample(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """The (input_ids, labels) of the few documents the shard keeps whole."""
-        tokens, offsets = self._file.get_tensor("sample_tokens"), self._file.get_tensor("sample_offsets")
+        try:
+            tokens, offsets = self._file.get_tensor("sample_tokens"), self._file.get_tensor("sample_offsets")
+        except SafetensorError as error:
+            raise damaged(self.path, f"its sample documents cannot be read ({error})") from error
+        if tokens.ndim != 2 or len(tokens) != 2 or offsets.ndim != 1 or tokens.dtype != np.int32:
+            raise damaged(self.path, f"its sample documents have shapes {tokens.shape} and {offsets.shape}")
         return [(tokens[0, a:b], tokens[1, a:b]) for a, b in pairwise(offsets)]
 
     def _check_index(self, index: dict[str, np.ndarray]) -> None:

@@ -15,7 +15,7 @@ from transformers.utils import cached_file
 from qsft import fingerprints
 from qsft.losses.head import base_causal_lm
 from qsft.processes import local_rank
-from qsft.teacher.identity import Vocabulary, first_difference, refuse_small_head
+from qsft.teacher.identity import Vocabulary, first_difference, refuse_small_head, shared_ids
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
@@ -92,21 +92,24 @@ class TeacherSource:
             self._model.to(self._device)
         return self._model
 
-    def refuse_other_tokenizer(self, vocabulary: Vocabulary) -> None:
-        """ValueError when the teacher comes with a tokenizer that is not the one of the data.
+    def refuse_other_tokenizer(self, vocabulary: Vocabulary) -> int:
+        """How many ids the teacher's tokenizer shares with that of the data; ValueError when they disagree.
 
         Of a model in memory the tokenizer is not known; its head must have rows for the tokens.
         """
         if self._given:
-            return refuse_small_head(head_rows(self._model), vocabulary.words, f"the teacher {self.name}")
+            refuse_small_head(head_rows(self._model), vocabulary.words, f"the teacher {self.name}")
+            return vocabulary.size
         own = self._tokenizer()
         content = vocabulary.content if own is None else Vocabulary.of(own).content
-        if content != vocabulary.content:
+        shared = vocabulary.size if content == vocabulary.content else shared_ids(content, vocabulary.content)
+        if not shared:
             raise ValueError(
                 f"the tokenizer of the data is not the one of the teacher {self.name}: "
                 f"{first_difference(content, vocabulary.content)} here. Teacher rows speak in token ids: tokenise the "
                 "data with the teacher's tokenizer, or choose a teacher that shares the student's."
             )
+        return shared
 
     def _tokenizer(self) -> Any:
         """The teacher's own tokenizer; None for a directory of weights alone, for which transformers may invent one."""

@@ -1,40 +1,35 @@
-"""Is a cache what was written, and does it say what the teacher says?
+"""Is a cache what was written? Every checksum and every bound of every file, and what to drop when not."""
 
-`verify_cache` checks every checksum and every bound of every file and says what to drop. `compare_with_teacher` is a
-spot check: sampled documents are computed again and compared with the cached rows at shifts −1, 0 and +1. In a sound
-cache the shift 0 has no KL to speak of and the others do; an off-by-one shows as a table.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
 from qsft.fingerprints import digest, file_digest
-from qsft.targets.view import TopK
-from qsft.teacher.cache import TeacherCache
-from qsft.teacher.documents import document_key, label_positions
+from qsft.teacher.documents import document_key
 from qsft.teacher.identity import VOCABULARY, Identity
-from qsft.teacher.live import input_device, logit_tiles, predicting_states
 from qsft.teacher.manifest import MANIFEST, Manifest, read_manifest, recover_manifest, refresh_manifest
 from qsft.teacher.remembered import REMEMBERED, is_damaged
 from qsft.teacher.shards import DamagedShard, Shard, damaged, published
 
-SHIFTS = (-1, 0, 1)
+
+class ForeignShard(ValueError):
+    """A shard that is sound in itself, but not of the capture that the manifest describes."""
 
 
 @dataclass
 class Verification:
-    """What was read and what is wrong with it: {file: why}, empty when the cache is sound."""
+    """What was read and what is wrong with it: {file: why}, empty when the cache is sound.
+
+    `foreign` names the problems that are not damage: shards whose bytes are right. They are never removed.
+    """
 
     path: Path
     documents: int = 0
     label_tokens: int = 0
     bytes: int = 0
     problems: dict[str, str] = field(default_factory=dict)
+    foreign: set[str] = field(default_factory=set)
 
     @property
     def ok(self) -> bool:
@@ -46,12 +41,16 @@ class Verification:
 
         Building the cache again computes what the removed shards held, and nothing else.
         """
-        for name in self.problems:
-            (self.path / name).unlink(missing_ok=True)
-        recover_manifest(self.path)
-        if (self.path / MANIFEST).is_file():
-            refresh_manifest(self.path)
-        return sum(len(Shard(path)) for path in published(self.path))
+        for name in set(self.problems) - self.foreign:
+            path = self.path / name
+            with suppress(OSError):  # a directory that is not empty is not ours to remove
+                path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        left = [path for path in published(self.path) if path.is_file()]
+        if len(left) == len(published(self.path)) and not self.foreign:
+            recover_manifest(self.path)
+            if (self.path / MANIFEST).is_file():
+                refresh_manifest(self.path)
+        return sum(len(Shard(path)) for path in left)
 
 
 def verify_cache(path: str | Path) -> Verification:
@@ -64,13 +63,19 @@ def verify_cache(path: str | Path) -> Verification:
             documents, rows = _check_shard(shard, manifest)
             report.documents += documents
             report.label_tokens += rows
+        except ForeignShard as error:
+            report.foreign.add(shard.name)
+            report.problems[shard.name] = str(error)
         except DamagedShard as error:
             report.problems[shard.name] = str(error)
+    _check_sizes(report, manifest)
     return report
 
 
 def _manifest(report: Verification) -> Manifest | None:
-    """The manifest, after it and the vocabulary were checked; its problems go into the report."""
+    """The manifest, after it and the files beside it were checked; their problems go into the report."""
+    if is_damaged(report.path):
+        report.problems[REMEMBERED] = f"{report.path / REMEMBERED} is not as written; it is ignored and rewritten."
     try:
         manifest = read_manifest(report.path)
     except ValueError as error:
@@ -81,16 +86,23 @@ def _manifest(report: Verification) -> Manifest | None:
         report.problems[VOCABULARY] = (
             f"{vocabulary} is not the vocabulary the manifest names; the next build restores it."
         )
-    if is_damaged(report.path):
-        report.problems[REMEMBERED] = f"{report.path / REMEMBERED} is not as written; it is ignored and rewritten."
     for name in manifest.shards:
-        if not (report.path / name).is_file():
+        if not (report.path / name).exists():
             report.problems[name] = str(damaged(report.path / name, "the file is missing"))
     return manifest
 
 
+def _check_sizes(report: Verification, manifest: Manifest | None) -> None:
+    """A listed size that is not the size of a sound shard is the manifest's fault; it can be written anew."""
+    for name, entry in manifest.shards.items() if manifest is not None else ():
+        if name not in report.problems and (report.path / name).stat().st_size != entry["bytes"]:
+            report.problems[MANIFEST] = f"{report.path / MANIFEST} states a wrong size of {name}, which is sound."
+
+
 def _check_shard(path: Path, manifest: Manifest | None) -> tuple[int, int]:
-    """Documents and rows of a sound shard; DamagedShard for any other."""
+    """Documents and rows of a sound shard; DamagedShard or ForeignShard for any other."""
+    if not path.is_file():
+        raise damaged(path, "it is not a regular file")
     if file_digest(path) != path.stem:
         raise damaged(path, "its bytes do not have the digest that is its name")
     shard = Shard(path)
@@ -98,14 +110,18 @@ def _check_shard(path: Path, manifest: Manifest | None) -> tuple[int, int]:
         identity = Identity.read(shard.identity)
     except ValueError as error:
         raise damaged(path, str(error)) from error
-    if manifest is not None and (shard.version, identity) != (manifest.version, manifest.identity):
-        raise damaged(path, "it was made by another capture than the manifest's (teacher, k, encoding or version)")
     codec = identity.codec(shard.version)
     shard.check_sizes(codec)
     for document in range(len(shard)):
         shard.read(document, codec)
     for why in _wrong_samples(shard):
         raise damaged(path, why)
+    if manifest is not None and (shard.version, identity) != (manifest.version, manifest.identity):
+        raise ForeignShard(
+            f"shard {path.name} of the teacher cache {path.parent} is sound, but {MANIFEST} describes another capture "
+            "(teacher, k, encoding or version). One of the two is out of place, so --drop removes neither: move the "
+            f"shard to the cache it came from, or {MANIFEST} away, which is then written anew from the shards."
+        )
     return len(shard), int(shard.rows.sum())
 
 
@@ -115,70 +131,3 @@ def _wrong_samples(shard: Shard) -> Iterator[str]:
     for place, (input_ids, labels) in enumerate(shard.sample()):
         if document_key(input_ids, labels) not in keys:
             yield f"its sample document {place} is none of its documents"
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Cached rows against the live teacher `shift` positions later: mean KL(cached ‖ live), share of equal top-1."""
-
-    shift: int
-    kl: float
-    top1: float
-    label_tokens: int
-
-
-def sample_documents(cache: TeacherCache, count: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Up to `count` random documents of those the cache keeps whole."""
-    documents = cache.samples()
-    chosen = np.random.default_rng(seed).permutation(len(documents))[:count]
-    return [documents[i] for i in chosen]
-
-
-def compare_with_teacher(
-    cache: TeacherCache, model: nn.Module, documents: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> list[Agreement]:
-    """One Agreement per shift, over all label positions of `documents` for which the shifted position exists."""
-    found: dict[int, list[tuple[Tensor, Tensor]]] = {shift: [] for shift in SHIFTS}
-    for input_ids, labels in documents:
-        cached, positions = cache.lookup(input_ids, labels), label_positions(labels)
-        states = _states(model, input_ids)
-        for shift in SHIFTS:
-            inside = (positions + shift >= 1) & (positions + shift < len(input_ids))
-            rows = cached[torch.from_numpy(inside)]
-            found[shift].append(_compare(model, states[positions[inside] + shift - 1], rows))
-    return [_agreement(shift, *map(torch.cat, zip(*pairs))) for shift, pairs in found.items()]
-
-
-def aligned(table: Sequence[Agreement], tolerance: float) -> bool:
-    """Whether the rows are the teacher's own, and nearer to it at shift 0 than at any other."""
-    own = next(row for row in table if row.shift == 0)
-    others = [row.kl for row in table if row.shift != 0 and row.label_tokens]
-    return own.kl <= tolerance and all(own.kl < kl for kl in others)
-
-
-@torch.no_grad()
-def _states(model: nn.Module, input_ids: np.ndarray) -> Tensor:
-    """The state that predicts token t at place t−1, for every token but the first."""
-    tokens = torch.from_numpy(input_ids.astype(np.int64))[None].to(input_device(model))
-    return predicting_states(model, tokens, tokens)[0]
-
-
-@torch.no_grad()
-def _compare(model: nn.Module, states: Tensor, cached: TopK) -> tuple[Tensor, Tensor]:
-    """Per row the KL, with everything outside the slots as one more outcome, and whether the top-1 is the same."""
-    kls, same = [], []
-    for rows, tile in logit_tiles(model, states):
-        logps = tile.log_softmax(dim=-1)
-        slots = cached[rows].to(logps.device, torch.float64)
-        live = logps.double().gather(-1, slots.ids)
-        mass, live_mass = slots.logps.exp(), torch.where(slots.live, live.exp(), 0.0)
-        inside = torch.where(slots.live, mass * (slots.logps - live), 0.0).sum(dim=-1)
-        tail, live_tail = ((1 - m.sum(dim=-1)).clamp(min=1e-9) for m in (mass, live_mass))
-        kls.append((inside + tail * (tail / live_tail).log()).cpu())
-        same.append((logps.argmax(dim=-1) == slots.ids[:, 0]).cpu())
-    return torch.cat(kls), torch.cat(same)
-
-
-def _agreement(shift: int, kl: Tensor, same: Tensor) -> Agreement:
-    count = max(len(kl), 1)
-    return Agreement(shift, float(kl.sum()) / count, float(same.sum()) / count, len(kl))

@@ -41,6 +41,20 @@ def test_a_key_depends_on_every_token_and_label():
     assert len(keys) == 5
 
 
+@pytest.mark.parametrize("beyond", [2**31, 5 + 2**32, -(2**31) - 1])
+def test_ids_beyond_32_bits_are_refused_and_never_wrap_to_another_documents_key(beyond, build):
+    ids = [5, beyond, 7]
+    for make in (list, np.array, torch.tensor):
+        with pytest.raises(ValueError, match=f"token id {beyond}, which no model has"):
+            document_key(make(ids), make([5, 5, 7]))
+    for data in (
+        [{"input_ids": ids, "labels": [5, 5, 7]}],
+        Dataset.from_dict({"input_ids": [ids], "labels": [[5] * 3]}),
+    ):
+        with pytest.raises(ValueError, match=f"token id {beyond}"):
+            build(data)
+
+
 @pytest.mark.parametrize("labels", [[1, 2], [[1, 2, 3]], [0.5, 1.0, 2.0]])
 def test_what_is_not_a_document_has_no_key(labels):
     with pytest.raises(ValueError, match="document"):
@@ -216,10 +230,21 @@ def test_a_student_with_another_tokenizer_is_refused_by_its_first_differing_toke
     renamed = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(other)))
     with pytest.raises(ValueError, match=f"id {words['other']} is 'w9' there and 'other' here"):
         cache.check_student(renamed)
-    longer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tiny_tokenizer.backend_tokenizer.to_str()))
+
+
+def test_one_added_pad_in_a_tokenizer_is_no_difference(build, documents, tiny_model, tiny_tokenizer, tmp_path):
+    """Agreement on the ids both have suffices, as long as no document uses another one."""
+    longer = copy.deepcopy(tiny_tokenizer)
     longer.add_tokens(["<new>"])
-    with pytest.raises(ValueError, match="id 320 is no token there and '<new>' here"):
-        cache.check_student(longer)
+    cache = build(documents(3))
+    cache.check_student(longer, vocab_size=320)
+    build(documents(5), tokenizer=longer)
+    tiny_model(vocab_size=384).save_pretrained(tmp_path / "teacher")
+    tiny_tokenizer.save_pretrained(tmp_path / "teacher")
+    build(documents(3), "other", teacher=tmp_path / "teacher", tokenizer=longer)
+    for document in ({"input_ids": [5, 320, 6], "labels": [5, 6, 6]}, {"input_ids": [5, 6], "labels": [5, 320]}):
+        with pytest.raises(ValueError, match="uses the token id 320, which was added"):
+            build([document], "other", teacher=tmp_path / "teacher", tokenizer=longer)
 
 
 def test_added_tokens_need_no_row_in_the_students_head(build, documents, tiny_tokenizer):
@@ -262,6 +287,12 @@ def lie(path, **changes):
 
 
 NAME = "0" * 32 + ".safetensors"
+
+
+def nested(levels):
+    return [nested(levels - 1)] if levels else 0
+
+
 LIES = [
     ({"version": 3}, "format version 3"),
     ({"version": True}, "format version True"),
@@ -274,6 +305,12 @@ LIES = [
     ({"identity__encoding": ["exact"]}, "encoding="),
     ({"identity__top_p": 7}, "top_p=7"),
     ({"identity__tokenizer": {}}, "tokens"),
+    ({"identity__teacher": {"name": 3}}, "without a name"),
+    ({"identity__teacher": {"name": "a", "revision": ["b"]}}, "revision"),
+    ({"identity__teacher": {"name": "a", "deep": nested(300)}}, "deeply nested"),
+    ({"identity__dtype": None}, "dtype=None"),
+    ({"measured": {"bytes": "many"}}, "no number"),
+    ({"libraries": {"torch": 3}}, "no text"),
     ({"identity": []}, "identity"),
     ({"identity__extra": 1}, "identity"),
     ({"shards": {"../../etc/passwd": {"documents": 1, "label_tokens": 1, "bytes": 1}}}, "not the name of a shard"),

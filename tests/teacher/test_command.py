@@ -48,7 +48,7 @@ def test_build_info_verify(qsft, teacher, data, tmp_path, capsys):
     assert qsft("verify", out, "--teacher", teacher, "--sample", 4) == 0
     told = capsys.readouterr().out
     assert "all sound" in told
-    for words in ("-1", "+0", "+1", "same top-1", "4 documents", "aligned: shift 0"):
+    for words in ("-1", "+0", "+1", "same top-1", "4 documents", "aligned: shift 0", "95% confidence"):
         assert words in told
 
 

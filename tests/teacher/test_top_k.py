@@ -48,5 +48,8 @@ def test_a_bf16_teacher_speaks_float32(tiny_model):
     rows = top_rows(model, 320, input_ids=ids, labels=ids)
     assert rows.logps.dtype == torch.float32
     torch.testing.assert_close(rows.logps.exp().sum(dim=1), torch.ones(16))
-    logits = model(ids).logits[:, :-1].reshape(16, -1).float()
+    states = model.model(ids).last_hidden_state[:, :-1].reshape(16, -1)
+    logits = states.float() @ model.lm_head.weight.float().T  # not rounded to bf16 again
     torch.testing.assert_close(rows.logps, logits.log_softmax(-1).gather(1, rows.ids.long()))
+    rounded = model(ids).logits[:, :-1].reshape(16, -1).float()
+    assert (rounded - logits).abs().max() > 1e-3

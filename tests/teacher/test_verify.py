@@ -1,3 +1,6 @@
+import os
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
@@ -162,3 +165,47 @@ def test_a_forged_row_with_a_right_checksum_is_refused_by_its_bounds(build, docu
     assert any("outside the vocabulary" in why for why in report.problems.values())
     build_again = report.drop()
     assert build_again == 0
+
+
+def test_a_sound_shard_is_never_dropped_for_a_manifest_that_is_wrong(build, documents, content):
+    """Another cache's manifest: shards and manifest disagree, and only the user can say which is out of place."""
+    data = documents(20)
+    cache, other = build(data), build(data, "other", k=4)
+    want = content(cache, data)
+    right = (cache.path / MANIFEST).read_bytes()
+    (cache.path / MANIFEST).write_bytes((other.path / MANIFEST).read_bytes())
+    [shard] = published(cache.path)
+    report = verify_cache(cache.path)
+    assert "is sound, but manifest.json describes another capture" in report.problems[shard.name]
+    report.drop()
+    assert shard.is_file()
+    (cache.path / MANIFEST).write_bytes(right)
+    assert content(TeacherCache(cache.path), data) == want
+
+
+def test_a_manifest_that_states_a_wrong_size_is_written_anew(build, documents, content):
+    data = documents(20)
+    cache = build(data)
+    want = content(cache, data)
+    entries = {name: entry | {"bytes": entry["bytes"] + 1} for name, entry in cache.manifest.shards.items()}
+    (cache.path / MANIFEST).write_bytes(replace(cache.manifest, shards=entries).render())
+    with pytest.raises(ValueError, match="the manifest says"):
+        TeacherCache(cache.path)
+    report = verify_cache(cache.path)
+    assert list(report.problems) == [MANIFEST]
+    assert report.drop() == len(cache)
+    assert content(TeacherCache(cache.path), data) == want
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "directory"])
+def test_what_is_no_file_but_named_like_a_shard_is_named_and_keeps_nobody_waiting(build, documents, make):
+    data = documents(5)
+    cache = build(data)
+    intruder = cache.path / ("f" * 32 + ".safetensors")
+    make(intruder)
+    for open_it in (lambda: TeacherCache(cache.path), lambda: build(data)):
+        with pytest.raises(ValueError, match=f"{intruder.name}.*not a regular file"):
+            open_it()
+    report = verify_cache(cache.path)
+    assert list(report.problems) == [intruder.name]
+    assert report.drop() == len(cache)

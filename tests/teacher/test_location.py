@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+from qsft.teacher.capture import build_cache
+from qsft.teacher.location import cache_home, default_cache
+from qsft.teacher.sharing import require_shared
+from qsft.teacher.source import TeacherSource
+
+WHERE = {"k": 8, "encoding": "exact"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    for name in ("QSFT_CACHE", "QSFT_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def teacher(tmp_path, tiny_model, tiny_tokenizer):
+    tiny_model().save_pretrained(tmp_path / "teacher")
+    tiny_tokenizer.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def test_caches_live_in_the_users_cache_directory_unless_told_otherwise(home, monkeypatch):
+    assert cache_home() == home / ".cache" / "qsft"
+    for name, place in (("XDG_CACHE_HOME", "x/qsft"), ("QSFT_HOME", "q/caches"), ("QSFT_CACHE", "c")):
+        monkeypatch.setenv(name, str(home / place.split("/")[0]))
+        assert cache_home() == home / place
+
+
+def test_every_identity_has_its_own_folder_and_keeps_it(teacher, tiny_model, tiny_tokenizer, home):
+    def place(model=teacher, **options):
+        return default_cache(TeacherSource(model), tiny_tokenizer, **WHERE | options)
+
+    first = place()
+    assert first.parent == home / ".cache" / "qsft" / "teachers"
+    assert first.name.startswith("teacher-")
+    others = [place(k=4), place(encoding="compact"), place(top_p=0.9), place(tiny_model()), place(tiny_model(seed=1))]
+    assert len({first, *others}) == 6
+    assert place() == first
+    assert not home.exists()  # asking makes nothing
+    config = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    assert place() != first
+
+
+def test_a_cache_left_in_output_dir_is_used_where_it_is_if_it_matches(teacher, tiny_tokenizer, documents, tmp_path):
+    source, out = TeacherSource(teacher), tmp_path / "out"
+    elsewhere = default_cache(source, tiny_tokenizer, **WHERE, output_dir=out)
+    build_cache(documents(3), teacher, out / "teacher_cache", tokenizer=tiny_tokenizer, k=8, progress=False)
+    assert default_cache(source, tiny_tokenizer, **WHERE, output_dir=out) == out / "teacher_cache"
+    assert default_cache(source, tiny_tokenizer, **WHERE | {"k": 4}, output_dir=out) != out / "teacher_cache"
+    assert default_cache(source, tiny_tokenizer, **WHERE) == elsewhere
+
+
+def test_a_node_that_sees_another_directory_is_refused_at_the_start(tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "1", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    require_shared(here)
+    monkeypatch.setenv("RANK", "1")
+    require_shared(here, patience=0)
+    with pytest.raises(ValueError, match=r"process 1 does not see in .*there.*file system they share.*QSFT_CACHE"):
+        require_shared(there, patience=0)
+    monkeypatch.setenv("MASTER_PORT", "2")  # what an earlier launch left says nothing
+    with pytest.raises(ValueError, match="does not see"):
+        require_shared(here, patience=0)

@@ -14,7 +14,8 @@ examples:
   qsft eval runs/mine --tasks questions.jsonl --n 4       a task of your own: one {"problem", "answer"} per line
   qsft eval runs/mine --tasks aime24 --data_dir data      rows from data/aime24.jsonl instead of the hub
   qsft eval runs/mine --rescore                           grade again what was generated; needs no model
-  accelerate launch -m qsft eval runs/mine --tasks math   the work shared by several processes
+  accelerate launch -m qsft eval runs/mine --tasks math   the work shared by several processes, each with its GPU
+  qsft eval runs/mine --backend vllm --engine gpu_memory_utilization=0.8 enforce_eager=true
 
 protocols: paper-math (n=16, T=1), paper-math-7b-openr1 (T=0.7, top_p=0.8), paper-medical (greedy), avg16 (n=16, T=1)
 """
@@ -54,6 +55,12 @@ def register(commands: Any) -> None:
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, … (default: bfloat16 on a GPU)")
     parser.add_argument("--batch_size", type=int, help="rows at once (default: what memory allows)")
     parser.add_argument("--tensor_parallel_size", type=int, default=1, help="GPUs that vLLM spreads one model over")
+    parser.add_argument(
+        "--engine", nargs="+", metavar="KEY=VALUE", help="further arguments of vLLM's engine (enforce_eager=true …)"
+    )
+    parser.add_argument(
+        "--no_request_seeds", dest="seed_requests", action="store_false", help="vLLM: faster, but not repeatable"
+    )
     parser.add_argument("--fresh", action="store_true", help="delete earlier generations of these tasks first")
     parser.add_argument("--rescore", action="store_true", help="only grade and report what was generated before")
     parser.set_defaults(run=run)
@@ -62,6 +69,7 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table and say where the rest is."""
     from qsft.evals.evaluate import evaluate, rescore
+    from qsft.evals.sample_vllm import engine_options
     from qsft.recipe.trained import evaluation_directory, evaluation_of
 
     model, tasks, protocol = evaluation_of(args.model, args.tasks, args.protocol)
@@ -73,8 +81,18 @@ def run(args: argparse.Namespace) -> int:
         changes = {name: getattr(args, name) for name in CHANGES if getattr(args, name) is not None}
         if args.stop is not None:
             changes["stop"] = tuple(args.stop)
-        shared = ("data_dir", "limit", "backend", "dtype", "batch_size", "tensor_parallel_size", "fresh")
-        settings = {name: getattr(args, name) for name in shared}
+        shared = (
+            "data_dir",
+            "limit",
+            "backend",
+            "dtype",
+            "batch_size",
+            "tensor_parallel_size",
+            "seed_requests",
+            "fresh",
+        )
+        settings = {name: getattr(args, name) for name in (*shared, "fresh")}
+        settings["engine"] = engine_options(args.engine or ())
         report = evaluate(model, tasks, protocol=protocol, output_dir=directory, **settings, **changes)
     if is_main():
         print(f"\n{report}\n{directory / 'report.html'}")

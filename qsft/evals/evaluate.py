@@ -80,6 +80,8 @@ def evaluate(
     dtype: str = "auto",
     batch_size: int | None = None,
     tensor_parallel_size: int = 1,
+    engine: Mapping[str, Any] | None = None,
+    seed_requests: bool = True,
     fresh: bool = False,
     silent: bool = False,
     **changes: Any,
@@ -89,14 +91,19 @@ def evaluate(
     model: a path, a hub id, or a model in memory with its tokenizer. tasks: math, medical, names, JSONL files, Task
     objects. protocol: a name (paper-math, paper-math-7b-openr1, paper-medical, avg16) or a Protocol; None is the
     paper's for the kind of task; further keywords change single settings (n=4, temperature=0.7, prompt="plain", …).
+    engine: further arguments of vLLM's engine (gpu_memory_utilization=0.8, enforce_eager=True, …). Its requests have
+    seeds of their own unless seed_requests is off: faster there, but not repeatable.
     """
     wanted, group = find_tasks(tasks), Group()
     if output_dir is None and group.count > 1:
         raise ValueError(f"{group.count} processes share their generations through files: set output_dir.")
+    drawn_by = {"engine": engine or {}, "seed_requests": seed_requests, "device": group.device}
     subject = ModelUnderTest(
-        model, tokenizer, backend, dtype, batch_size, tensor_parallel_size, device=group.device, processes=group.count
+        model, tokenizer, backend, dtype, batch_size, tensor_parallel_size, processes=group.count, **drawn_by
     )
     runs = plan_runs(wanted, protocol, changes, data_dir, limit)
+    for run in runs:
+        subject.limit_positions(run.prompts.values(), run.protocol.max_new_tokens)
     files = EvalDirectory(output_dir, group)
     agree_on_settings(files, runs, subject, data_dir, fresh)
     with Grading() as grading:

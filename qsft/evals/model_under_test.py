@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from qsft.data.prompts import Prompt, encode
 from qsft.evals.protocol import Sampling
 from qsft.evals.request import context_of
 from qsft.evals.sample import Sampler
@@ -38,8 +40,11 @@ class ModelUnderTest:
     dtype: str = "auto"
     batch_size: int | None = None
     tensor_parallel_size: int = 1
+    engine: Mapping[str, Any] = field(default_factory=dict)  # further arguments of vLLM's engine
+    seed_requests: bool = True
     device: str | torch.device | None = None
     processes: int = 1
+    positions: int | None = None  # the longest prompt and response together, where known
     _engine: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -49,8 +54,13 @@ class ModelUnderTest:
             raise ValueError("a model in memory needs its tokenizer: evaluate(model, tokenizer=tokenizer, …).")
         if self.backend == "auto":
             self.backend = "vllm" if self._vllm_fits() else "transformers"
-        if self.backend == "vllm" and self.processes > 1:
-            raise ValueError("vLLM spreads one process over GPUs. Start one process with --tensor_parallel_size N.")
+        if self.backend == "vllm" and self.processes > 1 and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"{self.processes} processes have an engine and a GPU each, which leaves none for "
+                f"--tensor_parallel_size {self.tensor_parallel_size}. Start one process, or leave the option out."
+            )
+        if self.backend != "vllm" and (self.engine or not self.seed_requests):
+            raise ValueError("--engine and --no_request_seeds are vLLM's. Leave them out, or set --backend vllm.")
         if self.backend == "vllm" and not installed("vllm"):
             raise ValueError("the backend vllm is not installed. pip install 'qsft[vllm]', or --backend transformers.")
         check_dtype(self.dtype)
@@ -59,7 +69,7 @@ class ModelUnderTest:
     def _vllm_fits(self) -> bool:
         path = not isinstance(self.model, torch.nn.Module)
         adapter = path and (Path(str(self.model)) / "adapter_config.json").is_file()
-        return path and not adapter and installed("vllm") and torch.cuda.is_available() and self.processes == 1
+        return path and not adapter and installed("vllm") and torch.cuda.is_available()
 
     @property
     def name(self) -> str:
@@ -94,18 +104,32 @@ class ModelUnderTest:
 
     def record(self) -> dict[str, Any]:
         """What must be the same for generations to be continued: the weights, the backend, the precision."""
-        return {"model": self._identity(), "backend": self.backend, "dtype": self._dtype_name()}
+        unseeded = {} if self.seed_requests else {"request_seeds": False}
+        return {"model": self._identity(), "backend": self.backend, "dtype": self._dtype_name(), **unseeded}
 
     def sampler(self, sampling: Sampling) -> AnySampler:
         """A sampler of the model, which is loaded on the first call."""
         if self.backend == "vllm":
             from qsft.evals.sample_vllm import VllmSampler, start_engine
 
-            self._engine = self._engine or start_engine(str(self.model), self._dtype_name(), self.tensor_parallel_size)
-            return VllmSampler(self._engine, self._tokenizer(), sampling)
+            name, dtype = str(self.model), self._dtype_name()
+            self._engine = self._engine or start_engine(name, dtype, self.tensor_parallel_size, self._engine_options())
+            return VllmSampler(self._engine, self._tokenizer(), sampling, seed_requests=self.seed_requests)
         if self._engine is None:
             self._engine = self.model if isinstance(self.model, torch.nn.Module) else self._load()
         return Sampler(self._engine, self._tokenizer(), sampling, batch_size=self.batch_size)
+
+    def limit_positions(self, prompts: Iterable[Prompt], max_new_tokens: int) -> None:
+        """Let vLLM reserve room for these prompts and responses only: a context of 131k tokens fits no small card."""
+        if self.backend == "vllm":
+            needed = max(len(encode(self._tokenizer(), prompt)) for prompt in prompts) + max_new_tokens
+            self.positions = max(needed, self.positions or 0)
+
+    def _engine_options(self) -> dict[str, Any]:
+        context = context_of(self.config)
+        if self.positions is None or context is None:
+            return dict(self.engine)
+        return {"max_model_len": min(self.positions, context), **self.engine}
 
     def _load(self) -> PreTrainedModel:
         model: Any = AutoModelForCausalLM.from_pretrained(str(self.model), dtype=self._dtype_name())

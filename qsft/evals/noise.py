@@ -22,10 +22,10 @@ def row_key(seed: int, problem: str, sample: int) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def gumbel(keys: Int[Tensor, " B"], step: int, vocabulary: int) -> Float[Tensor, "B V"]:
-    """Standard Gumbel noise of every row and token at a step: g = −log(−log(1 − v)), v uniform from the hash."""
+def gumbel(keys: Int[Tensor, " B"], steps: Int[Tensor, " B"], vocabulary: int) -> Float[Tensor, "B V"]:
+    """Standard Gumbel noise of every row and token at the row's step: g = −log(−log(1 − v)), v uniform by the hash."""
     tokens = torch.arange(1, vocabulary + 1, device=keys.device)
-    moment = _mix(keys + torch.full_like(keys, step + 1) * MIX_1)
+    moment = _mix(keys + (steps + 1) * MIX_1)
     hashed = _mix(moment[:, None] + tokens * GOLDEN)
     # 31 bits, small v with full precision: that is the tail where an unlikely token wins.
     uniform = ((hashed & 0x7FFFFFFF).float() + 0.5) * 2.0**-31

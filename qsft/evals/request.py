@@ -1,5 +1,6 @@
 """What a sampler is asked for and what it gives back; where a response ends."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from qsft.data.prompts import Prompt, encode
 
-TEXT_CHECK = 32  # steps between looks for a stop string that is no single token; the text is cut exactly afterwards
+TEXT_CHECK = 32  # tokens between looks for a stop string; the text is cut exactly afterwards
 
 
 @dataclass(frozen=True)
@@ -69,21 +70,27 @@ def context_of(config: Any) -> int | None:
 
 
 class Stops:
-    """Where a response ends: end-of-sequence ids, stop strings that are one token, stop strings that are not."""
+    """Where a response ends: ids of special tokens, which its text does not show; stop strings, wherever they occur."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], model: Any = None) -> None:
         self.tokenizer = tokenizer
         configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-        ends = [tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])]
-        vocabulary = tokenizer.get_vocab()
-        self.ids = sorted(
-            {i for i in ends if i is not None} | {vocabulary[text] for text in stop if text in vocabulary}
-        )
-        self.texts = tuple(text for text in stop if text not in vocabulary)
+        ends = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
+        special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special |= {*tokenizer.all_special_ids, *ends}
+        by_id = {text: index for text, index in tokenizer.get_vocab().items() if text in stop and index in special}
+        self.ids = sorted({*ends, *by_id.values()})
+        self.texts = tuple(text for text in stop if text not in by_id)
+        # A token holds at least a byte of text, so this many surely hold the longest stop string and what came before.
+        self._window = TEXT_CHECK + max((len(text.encode()) for text in self.texts), default=0)
 
     def among(self, tokens: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """True where a token ends its row."""
         return torch.isin(tokens, torch.tensor(self.ids, device=tokens.device, dtype=tokens.dtype))
+
+    def near_the_end(self, ids: Sequence[int]) -> bool:
+        """Whether a stop string was completed by one of the last TEXT_CHECK tokens."""
+        return self._holds(ids[-self._window :])
 
     def cut(self, ids: Sequence[int]) -> tuple[str, int, str]:
         """Text, number of tokens (the ending one counts) and finish of a response, cut at the first stop string."""
@@ -93,8 +100,12 @@ class Stops:
         found = [at for stop in self.texts if (at := text.find(stop)) >= 0]
         if not found:
             return text, len(ids), "stop" if stopped else "length"
-        tokens = next(n for n in range(1, len(body) + 1) if any(stop in self._decode(body[:n]) for stop in self.texts))
+        tokens = bisect_left(range(1, len(body)), True, key=lambda n: self._holds(body[:n])) + 1
         return text[: min(found)], tokens, "stop"
+
+    def _holds(self, ids: Sequence[int]) -> bool:
+        text = self._decode(ids)
+        return any(stop in text for stop in self.texts)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

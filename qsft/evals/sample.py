@@ -1,10 +1,11 @@
 """Draw responses with transformers: `Sampler(model, tokenizer, sampling).sample(requests)` yields them as they finish.
 
-Prompts are sorted by length and prefilled once for all their samples; finished rows leave the batch; every random
-number is a function of (seed, problem, sample, step, token), so the batch never matters beyond rounding.
+Prompts are sorted by length and prefilled once for all their samples; finished rows make room for waiting ones; every
+random number is a function of (seed, problem, sample, step, token), so the batch never matters beyond rounding.
 """
 
 import inspect
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -49,52 +50,40 @@ class Sampler:
         self._unknown = set() if takes_all else OPTIONAL - {one.name for one in parameters}
 
     def sample(self, requests: Iterable[Request]) -> Iterator[Generation]:
-        """The responses, in the order in which they finish."""
+        """The responses, in the order in which they finish; where memory does not suffice, in smaller batches."""
         rows = plan(requests, self.tokenizer, self.sampling.max_new_tokens, self.context)
         was_training = self.model.training
         self.model.eval()
         try:
             while rows:
-                size = self.batch_size or self._room(rows[0])
-                yield from self._batch(rows[:size])
-                rows = rows[size:]
+                size, done = self.batch_size or self._room(rows[0]), set()
+                try:
+                    for generation in self._decode(rows, size):
+                        done.add((generation.problem, generation.sample))
+                        yield generation
+                except torch.OutOfMemoryError:
+                    if min(size, len(rows)) < 2:
+                        raise
+                    self.batch_size = (min(size, len(rows)) + 1) // 2
+                    torch.cuda.empty_cache()
+                rows = [row for row in rows if (row.request.problem, row.request.sample) not in done]
         finally:
             self.model.train(was_training)
 
-    def _batch(self, rows: Sequence[Row]) -> Iterator[Generation]:
-        """The responses of one batch; of two halves where memory does not suffice."""
-        done: set[tuple[str, int]] = set()
-        try:
-            for generation in self._decode(rows):
-                done.add((generation.problem, generation.sample))
-                yield generation
-            return
-        except torch.OutOfMemoryError:
-            rows = [row for row in rows if (row.request.problem, row.request.sample) not in done]
-            if len(rows) < 2:
-                raise
-        torch.cuda.empty_cache()
-        half = self.batch_size = (len(rows) + 1) // 2
-        yield from self._batch(rows[:half])
-        yield from self._batch(rows[half:])
-
     # Not inference_mode: a generator must not leave it switched on in its caller between two responses.
-    def _decode(self, rows: Sequence[Row]) -> Iterator[Generation]:
-        with torch.no_grad():
-            batch = Batch(self, rows)
-            logits = batch.prefill()
-        for step in range(max(row.limit for row in rows)):
+    def _decode(self, rows: Sequence[Row], size: int) -> Iterator[Generation]:
+        batch, waiting = Batch(self), deque(rows)
+        while waiting or batch.unfinished:
             with torch.no_grad():
-                ended = batch.write(self.choose(logits, batch.keys, step), step)
-            for index in ended.nonzero().flatten().tolist():
-                yield batch.finish(index)
-            if batch.all_finished:
-                return
-            with torch.no_grad():
-                batch.drop_finished()
-                logits = batch.advance(step)
+                joining = min(batch.takes(size), len(waiting))
+                if joining:
+                    batch.join([waiting.popleft() for _ in range(joining)])
+                finished = batch.step()
+            yield from finished
 
-    def choose(self, logits: Float[Tensor, "B V"], keys: Int[Tensor, " B"], step: int) -> Int[Tensor, " B"]:
+    def choose(
+        self, logits: Float[Tensor, "B V"], keys: Int[Tensor, " B"], steps: Int[Tensor, " B"]
+    ) -> Int[Tensor, " B"]:
         """The next token of each row: argmax of the tempered, truncated logits plus the row's own noise."""
         how = self.sampling
         if how.temperature == 0:
@@ -104,7 +93,7 @@ class Sampler:
             scores = TopKLogitsWarper(how.top_k)(None, scores)
         if how.top_p < 1:
             scores = TopPLogitsWarper(how.top_p)(None, scores)
-        return (scores + gumbel(keys, step, scores.shape[-1])).argmax(-1)
+        return (scores + gumbel(keys, steps, scores.shape[-1])).argmax(-1)
 
     def forward(self, **inputs: Any) -> Any:
         """The model's output with a cache, asked in the words that this architecture knows."""

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from qsft.evals.noise import gumbel, row_key
 from qsft.evals.protocol import Sampling
@@ -20,12 +22,12 @@ def drawn(sampler, wanted):
 
 def test_noise_is_gumbel_and_a_function_of_its_key():
     keys = torch.tensor([row_key(0, "a", 0), row_key(0, "a", 1), row_key(0, "b", 0), row_key(1, "a", 0)])
-    noise = gumbel(keys, 3, 50_000)
-    assert torch.equal(noise[1:2], gumbel(keys[1:2], 3, 50_000))
+    noise = gumbel(keys, torch.full_like(keys, 3), 50_000)
+    assert torch.equal(noise[1:2], gumbel(keys[1:2], torch.tensor([3]), 50_000))
     assert torch.isfinite(noise).all()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
     assert noise.var().item() == pytest.approx(torch.pi**2 / 6, abs=0.03)
-    others = [noise[0], noise[1], noise[2], noise[3], gumbel(keys[:1], 4, 50_000)[0], noise[0].roll(1)]
+    others = [noise[0], noise[1], noise[2], noise[3], gumbel(keys[:1], torch.tensor([4]), 50_000)[0], noise[0].roll(1)]
     correlation = torch.corrcoef(torch.stack(others)) - torch.eye(len(others))
     assert correlation.abs().max() < 0.02
 
@@ -57,6 +59,24 @@ def test_batching_and_order_do_not_change_samples(sum_model, sum_tokenizer, how)
     assert half == {key: together[key] for key in half}
 
 
+def test_waiting_prompts_take_the_place_of_finished_rows(sum_model, sum_tokenizer, monkeypatch):
+    sampling, wanted = Sampling(n=6, max_new_tokens=24, temperature=1.5, seed=1), requests()
+    together = drawn(Sampler(sum_model, sum_tokenizer, sampling, batch_size=len(wanted)), wanted)
+    forward, rows = type(sum_model).forward, []
+
+    def counted(self, input_ids=None, **inputs):
+        if inputs.get("past_key_values") is not None:
+            rows.append(len(input_ids))
+        return forward(self, input_ids=input_ids, **inputs)
+
+    monkeypatch.setattr(type(sum_model), "forward", counted)
+    assert drawn(Sampler(sum_model, sum_tokenizer, sampling, batch_size=16), wanted) == together
+    useful = sum(one.tokens - 1 for one in together.values())  # the first token comes from the prefill
+    longest = max(one.tokens for one in together.values())
+    assert useful > 0.7 * sum(rows)  # few steps of finished rows
+    assert len(rows) < useful / 16 + 2 * longest  # one batch after the other would take many more
+
+
 def test_another_seed_gives_other_samples(sum_model, sum_tokenizer):
     runs = [drawn(Sampler(sum_model, sum_tokenizer, Sampling(seed=s, max_new_tokens=8)), requests()) for s in (0, 1)]
     assert runs[0] != runs[1]
@@ -81,14 +101,34 @@ def test_the_context_limits_a_response_and_a_prompt_without_room_is_refused(sum_
         list(sampler.sample([Request("big", 0, "1 + " * 32)]))
 
 
-def test_stop_strings_of_one_token_and_of_several(sum_tokenizer):
-    stops = Stops(sum_tokenizer, ("so", "1 + 2"))
-    so, eos = sum_tokenizer.convert_tokens_to_ids(["so", "<|eos|>"])
-    assert (stops.ids, stops.texts) == (sorted([eos, so]), ("1 + 2",))
+def test_special_tokens_stop_by_id_and_everything_else_as_text(sum_tokenizer):
+    stops = Stops(sum_tokenizer, ("so", "1 + 2", "<|eos|>"))
+    eos = sum_tokenizer.convert_tokens_to_ids("<|eos|>")
+    assert (stops.ids, stops.texts) == ([eos], ("so", "1 + 2"))
     ids = sum_tokenizer("4 + 1 + 2 = 3")["input_ids"]
     assert stops.cut(ids) == ("4 + ", 5, "stop")
+    assert stops.cut(sum_tokenizer("4 + so 1")["input_ids"]) == ("4 + ", 3, "stop")
     assert stops.cut([ids[0], eos]) == ("4", 2, "stop")
     assert stops.cut(ids[:2]) == ("4 +", 2, "length")
+
+
+def test_a_stop_string_that_is_an_ordinary_token_is_found_inside_others():
+    letters = Tokenizer(models.WordLevel({"Q": 0, "uestion": 1, " Question": 2, "a": 3, "?": 4}, unk_token="?"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="?")
+    tokenizer.backend_tokenizer.decoder = decoders.Fuse()
+    stops = Stops(tokenizer, ("uestion", " Question"))
+    assert stops.ids == []
+    assert stops.cut([3, 0, 1, 3]) == ("aQ", 3, "stop")
+    assert stops.cut([3, 2, 3]) == ("a", 2, "stop")
+
+
+def test_cutting_a_long_response_decodes_a_few_prefixes(sum_tokenizer, monkeypatch):
+    stops, calls = Stops(sum_tokenizer, ("so",)), []
+    decode = stops._decode
+    monkeypatch.setattr(stops, "_decode", lambda ids: calls.append(len(ids)) or decode(ids))
+    one, so = sum_tokenizer.convert_tokens_to_ids(["1", "so"])
+    assert stops.cut([one] * 5000 + [so] + [one] * 20)[1:] == (5001, "stop")
+    assert len(calls) < 20
 
 
 def test_a_stop_string_of_several_tokens_ends_the_row_wherever_it_is_noticed(sum_model, sum_tokenizer):

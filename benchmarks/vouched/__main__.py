@@ -3,28 +3,29 @@
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from benchmarks.vouched.report import report
+from benchmarks.vouched.report import JUDGE, JUDGED, PICK, picked, report
 from benchmarks.vouched.study import CANDIDATES, METHODS, RIVALS, WORLDS, Bench, teacherless
 from qsft.progress import quiet_libraries
 
 RESULTS = Path(__file__).parents[1] / "results" / "vouched.jsonl"
-JUDGED = ("right", "wrong", "half", "clean")
-PICK, JUDGE = (0, 1, 2), (3, 4, 5, 6, 7, 8)
 Run = tuple[int, str, str]  # seed, world, method
 
 
-def plan() -> Iterator[Run]:
-    """Every run of the protocol, what the decision needs first."""
-    for seeds, methods in ((PICK, (*RIVALS, *CANDIDATES)), (JUDGE, (*RIVALS, *CANDIDATES))):
-        yield from ((seed, world, method) for seed in seeds for world in JUDGED for method in methods)
-    for seed in (*PICK, *JUDGE):
-        yield from ((seed, world, method) for world in WORLDS for method in METHODS)
+def plan(lines: Sequence[dict[str, Any]]) -> Iterator[Run]:
+    """Every run of the protocol, what the decision needs first: the pick, then what is judged, then the rest."""
+    yield from ((seed, world, method) for seed in PICK for world in JUDGED for method in CANDIDATES)
+    chosen = picked(lines)
+    if chosen is not None:
+        yield from ((seed, world, method) for seed in JUDGE for world in JUDGED for method in (chosen, *RIVALS))
+        for seed in (*PICK, *JUDGE):
+            yield from ((seed, world, method) for world in WORLDS for method in METHODS)
 
 
 def main() -> None:
@@ -39,11 +40,9 @@ def main() -> None:
 
 def run_all(out: Path) -> None:
     torch.set_num_threads(1)
-    done = {(one["seed"], one["world"], one["method"]) for one in read(out)}
     bench = None
-    for seed, world, method in dict.fromkeys(map(teacherless, plan())):
-        if (seed, world, method) in done:
-            continue
+    while run := next_run(read(out)):
+        seed, world, method = run
         with quiet_libraries():
             if bench is None or (bench.seed, bench.world) != (seed, world):
                 bench = Bench(seed, world, Console(stderr=True))
@@ -63,7 +62,13 @@ def run_all(out: Path) -> None:
         print(f"seed {seed}  {world:<8} {method:<16} {line['average']:6.2f}", flush=True)
 
 
-def read(path: Path) -> list[dict]:
+def next_run(lines: Sequence[dict[str, Any]]) -> Run | None:
+    """The first run of the plan that has no line yet."""
+    done = {(one["seed"], one["world"], one["method"]) for one in lines}
+    return next((run for run in map(teacherless, plan(lines)) if run not in done), None)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 

@@ -1,6 +1,5 @@
 """The table of the study and its verdict, from the committed lines."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 from benchmarks.vouched.study import CANDIDATES, METHODS, SAMPLES, WORLDS, teacherless
 from qsft.evals.stats import paired_difference
 
+JUDGED = ("right", "wrong", "half", "clean")
 PICK, JUDGE = range(3), range(3, 9)
 MARGIN = 1.0
 Scores = dict[tuple[int, str, str], np.ndarray]
@@ -16,10 +16,7 @@ Scores = dict[tuple[int, str, str], np.ndarray]
 
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """Markdown: means over the pick seeds, over the judged seeds, and what the protocol decides."""
-    scores: Scores = {
-        (one["seed"], one["world"], one["method"]): np.array([int(digit) for digit in one["scores"]]) / SAMPLES
-        for one in lines
-    }
+    scores = read_scores(lines)
     parts = [f"{len(lines)} runs."]
     for name, seeds in (("Seeds 0–2 (pick)", PICK), ("Seeds 3–8 (judge)", JUDGE)):
         parts += [
@@ -27,6 +24,27 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
             table(scores, seeds),
         ]
     return "\n".join([*parts, "", verdict(scores)])
+
+
+def read_scores(lines: Sequence[dict[str, Any]]) -> Scores:
+    """(seed, world, method) → share of right samples of each problem."""
+    return {
+        (one["seed"], one["world"], one["method"]): np.array([int(digit) for digit in one["scores"]]) / SAMPLES
+        for one in lines
+    }
+
+
+def picked(lines: Sequence[dict[str, Any]]) -> str | None:
+    """The candidate with the higher mean over the judged worlds of the pick seeds, once all of them have run."""
+    means = _pick_means(read_scores(lines))
+    return max(means, key=lambda name: means[name]) if means else None
+
+
+def _pick_means(scores: Scores) -> dict[str, float]:
+    values = {name: [_averages(scores, PICK, world, name) for world in JUDGED] for name in CANDIDATES}
+    if any(len(one) < len(PICK) for each in values.values() for one in each):
+        return {}
+    return {name: float(np.mean(each)) for name, each in values.items()}
 
 
 def table(scores: Scores, seeds: Sequence[int]) -> str:
@@ -39,22 +57,19 @@ def table(scores: Scores, seeds: Sequence[int]) -> str:
 
 def verdict(scores: Scores) -> str:
     """What the protocol says about the candidate, or what is missing."""
-    means: dict[str, float] = defaultdict(float)
-    for candidate in CANDIDATES:
-        values = [_averages(scores, PICK, world, candidate) for world in ("right", "wrong", "half", "clean")]
-        if any(len(one) < len(PICK) for one in values):
-            return f"No pick yet: {candidate} has not run on all pick seeds."
-        means[candidate] = float(np.mean([np.mean(one) for one in values]))
-    picked = max(CANDIDATES, key=lambda name: means[name])
-    lines = [f"Picked on seeds 0–2: {picked} ({', '.join(f'{name} {means[name]:.2f}' for name in CANDIDATES)})."]
+    means = _pick_means(scores)
+    if not means:
+        return "No pick yet: the candidates have not run on all pick seeds."
+    winner = max(means, key=lambda name: means[name])
+    lines = [f"Picked on seeds 0–2: {winner} ({', '.join(f'{name} {means[name]:.2f}' for name in CANDIDATES)})."]
     earned = True
-    for world in ("right", "wrong", "half", "clean"):
+    for world in JUDGED:
         rivals = ("target",) if world == "right" else ("target", "beyond_log")
-        seeds = [s for s in JUDGE if all(teacherless((s, world, m)) in scores for m in (picked, *rivals))]
+        seeds = [s for s in JUDGE if all(teacherless((s, world, m)) in scores for m in (winner, *rivals))]
         if not seeds:
             return "\n".join([*lines, f"No verdict yet: the {world} world has not been judged."])
         best = max(rivals, key=lambda rival: np.mean(_averages(scores, seeds, world, rival)))
-        a, b = (np.concatenate([scores[teacherless((s, world, m))] for s in seeds]) for m in (best, picked))
+        a, b = (np.concatenate([scores[teacherless((s, world, m))] for s in seeds]) for m in (best, winner))
         gain = paired_difference(a, b)
         holds = 100 * gain.mean >= -MARGIN
         earned = earned and holds
@@ -62,7 +77,7 @@ def verdict(scores: Scores) -> str:
             f"- {world}: {100 * gain.mean:+.2f} points against {best} (95 % {100 * gain.low:+.2f} to "
             f"{100 * gain.high:+.2f}, {len(seeds)} of {len(JUDGE)} seeds): {'holds' if holds else 'fails'}"
         )
-    return "\n".join([*lines, f"{picked} {'earns' if earned else 'does not earn'} a row by the protocol."])
+    return "\n".join([*lines, f"{winner} {'earns' if earned else 'does not earn'} a row by the protocol."])
 
 
 def _averages(scores: Scores, seeds: Sequence[int], world: str, method: str) -> list[float]:

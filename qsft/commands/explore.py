@@ -32,14 +32,16 @@ def register(commands: Any) -> None:
     targets.add_argument("--out", default="targets.html", metavar="FILE", help="(default: %(default)s)")
     targets.set_defaults(run=run_targets)
     _register_data(pictures, "tokens", 20, "documents coloured token by token", run_tokens)
-    _register_data(pictures, "alignment", 200, "where teacher and student disagree, and what that says", run_alignment)
+    says = "where teacher and student disagree, whether labels bear the teacher out, and what that says"
+    alignment = _register_data(pictures, "alignment", 200, says, run_alignment)
+    alignment.add_argument("--high", type=float, default=0.5, metavar="P", help="likely from P on (default: 0.5)")
     run = pictures.add_parser("run", help="training curves of one or several runs")
     run.add_argument("directories", nargs="+", metavar="OUTPUT_DIR")
     run.add_argument("--out", default="run.html", metavar="FILE", help="(default: %(default)s)")
     run.set_defaults(run=run_run)
 
 
-def _register_data(pictures: Any, name: str, n: int, words: str, run: Any) -> None:
+def _register_data(pictures: Any, name: str, n: int, words: str, run: Any) -> argparse.ArgumentParser:
     parser = pictures.add_parser(
         name,
         help=words,
@@ -62,6 +64,7 @@ def _register_data(pictures: Any, name: str, n: int, words: str, run: Any) -> No
     parser.add_argument("--out", default=f"{name}.html", metavar="FILE", help="(default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON as well")
     parser.set_defaults(run=run, takes_overrides=True)
+    return parser  # type: ignore[no-any-return]
 
 
 def run_targets(args: argparse.Namespace) -> int:
@@ -93,14 +96,14 @@ def run_alignment(args: argparse.Namespace) -> int:
     """Write the alignment and say in words what it shows."""
     from qsft.explore.alignment import comparable_targets, measure_alignment
     from qsft.explore.heatmap import alignment_page
-    from qsft.explore.reading import in_words
+    from qsft.explore.sentences import in_words
 
     subject = _subject(args)
     targets = comparable_targets()
     if subject.target.needs <= {"teacher", "reference"} and subject.target not in targets.values():
         targets["yours"] = subject.target
     data = measure_alignment(
-        subject.model, subject.tokenizer, subject.documents, subject.teacher, n=args.n, targets=targets
+        subject.model, subject.tokenizer, subject.documents, subject.teacher, n=args.n, targets=targets, high=args.high
     )
     print("\n".join(f"- {sentence}" for sentence in in_words(data)))
     _write_json(args.json, data)

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from qsft.demo.vocabulary import EQUALS, WORDS
 from qsft.demo.world import fact
-from qsft.explore.probe import Seen, probe
+from qsft.explore.probe import TokenReadings, probe
 from qsft.losses.sums import QUADRANTS
 from qsft.targets.target import Target
 from qsft.teacher.cache import TeacherCache
@@ -51,7 +51,7 @@ def most_instructive(
     return max(map(_read, probe(base, documents, target, cache)), key=lambda one: one.instructive)
 
 
-def _read(seen: Seen) -> Demonstration:
+def _read(seen: TokenReadings) -> Demonstration:
     words = [WORDS[i] for i in seen.input_ids]
     return Demonstration(
         " ".join(words[1 : seen.positions[0]]),
@@ -70,7 +70,7 @@ def _read(seen: Seen) -> Demonstration:
     )
 
 
-def _top_of_q(seen: Seen, i: int) -> int:
+def _top_of_q(seen: TokenReadings, i: int) -> int:
     """The likeliest token of the target: the label, or one of the likeliest tokens of student and teacher."""
     q = seen.alternatives["q"][i]
     best = int(q.argmax())

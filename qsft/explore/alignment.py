@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from qsft.explore.probe import Document, Teacher, teacher_label_probs, watch, witness
+from qsft.explore.probe import Document, Teacher, observe, observing, teacher_label_probs
 from qsft.explore.words import Words, visible
 from qsft.losses.sums import HIGH, QUADRANTS, quadrant
 from qsft.targets.induced import LossTarget
@@ -31,6 +31,7 @@ class Counts:
     """Sums over label tokens; documents are added one at a time and forgotten."""
 
     targets: Mapping[str, AnyTarget]
+    high: float = HIGH
     documents: int = 0
     tokens: int = 0
     unknown: int = 0  # tokens the teacher says nothing about
@@ -41,11 +42,15 @@ class Counts:
     words: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in (*QUADRANTS, "all")})
     moved: dict[str, np.ndarray] = field(default_factory=dict)  # per target: moved mass by quadrant
     trained: Counter[str] = field(default_factory=Counter)
+    # The teacher's first choice claims a probability; by the claim: how often made, how much claimed, how often right.
+    claims: np.ndarray = field(default_factory=lambda: np.zeros((3, BINS)))
+    doubted: Counter[int] = field(default_factory=Counter)  # by first choice: claimed minus borne out
+    chosen: Counter[int] = field(default_factory=Counter)
 
     def add(self, view: TokenView, _: Mixture) -> None:
         """Count the tokens of a view that has a teacher."""
         p, t = view.label_logp.exp().cpu().numpy(), teacher_label_probs(view).cpu().numpy()
-        kind, labels = quadrant(p, t), view.labels.cpu().numpy()
+        kind, labels = quadrant(p, t, self.high), view.labels.cpu().numpy()
         known = kind >= 0
         self.tokens += len(p)
         self.unknown += int((~known).sum())
@@ -58,14 +63,26 @@ class Counts:
 
     def _add_ranks(self, view: TokenView) -> None:
         teacher, labels = view.teacher, view.labels
+        assert teacher is not None
         self.student_top1 += int((view.logits.argmax(dim=-1) == labels).sum())
+        claim, slot = teacher.logps.max(dim=-1)
         if isinstance(teacher, Full):
             self.label_in_topk += len(labels)
-            self.teacher_top1 += int((teacher.logps.argmax(dim=-1) == labels).sum())
-        elif teacher is not None:
+            self._add_claims(slot, claim, labels)
+        else:
             self.label_in_topk += int(((teacher.ids == labels[:, None]) & teacher.live).any(dim=-1).sum())
-            best = teacher.ids.gather(-1, teacher.logps.argmax(dim=-1, keepdim=True))[:, 0]
-            self.teacher_top1 += int(((best == labels) & ~teacher.empty).sum())
+            said = ~teacher.empty
+            self._add_claims(teacher.ids.gather(-1, slot[:, None])[said, 0], claim[said], labels[said])
+
+    def _add_claims(self, first: Tensor, logp: Tensor, labels: Tensor) -> None:
+        """Count how often the teacher's first choice is the label, by the probability it has."""
+        claim, right = logp.exp().double().cpu().numpy(), (first == labels).cpu().numpy()
+        self.teacher_top1 += int(right.sum())
+        for row, values in enumerate((np.ones_like(claim), claim, right)):
+            np.add.at(self.claims[row], _bin(claim), values)
+        for token, excess in zip(first.tolist(), (claim - right).tolist()):
+            self.doubted[token] += excess
+            self.chosen[token] += 1
 
     def _add_targets(self, view: TokenView, kind: np.ndarray) -> None:
         p = (view.logits - view.lse[:, None]).exp()
@@ -84,16 +101,20 @@ def measure_alignment(
     *,
     n: int = 200,
     targets: Mapping[str, AnyTarget] | None = None,
+    high: float = HIGH,
 ) -> dict[str, Any]:
     """The numbers of the first `n` documents as JSON-able data: heat map, quadrants, words, what each target would do.
 
-    `targets` are compared; by default every named one that reads nothing but logits and teacher.
+    `targets` are compared; by default every named one that reads nothing but logits and teacher. A probability of
+    `high` or more counts as likely.
     """
+    if not 0.0 < high < 1.0:
+        raise ValueError(f"high={high} parts likely from unlikely labels: choose it between 0 and 1.")
     if teacher is None:
         raise ValueError("alignment compares student and teacher, but no teacher was given: pass a TeacherCache.")
-    counts = Counts(comparable_targets() if targets is None else targets)
+    counts = Counts(comparable_targets() if targets is None else targets, high)
     for document in islice(documents, n):
-        watch(model, document, witness(TARGETS["sft"](), counts.add), teacher)
+        observe(model, document, observing(TARGETS["sft"](), counts.add), teacher)
         counts.documents += 1
     if not counts.tokens - counts.unknown:
         raise ValueError("none of the documents has a label token the teacher knows; there is nothing to compare.")
@@ -118,7 +139,7 @@ def _summary(counts: Counts, words: Words) -> dict[str, Any]:
         "documents": counts.documents,
         "label_tokens": counts.tokens,
         "unknown_tokens": counts.unknown,
-        "high": HIGH,
+        "high": counts.high,
         "quadrants": totals,
         "shares": {name: total / known for name, total in totals.items()},
         "label_in_topk": counts.label_in_topk / counts.tokens,
@@ -127,6 +148,25 @@ def _summary(counts: Counts, words: Words) -> dict[str, Any]:
         "histogram": counts.histogram.tolist(),
         "words": {name: _frequent(counts, name, words) for name in ("rescue", "filter")},
         "targets": {name: _effect(counts, name) for name in counts.targets},
+        "reliability": _reliability(counts, words),
+    }
+
+
+def _reliability(counts: Counts, words: Words) -> dict[str, Any]:
+    """By the probability of the teacher's first choice: how often it was made, the mean claim, how often it was right;
+    and the first choices that the labels bear out least."""
+    made, claimed, right = counts.claims
+    filled = made > 0
+    return {
+        "from": (np.arange(BINS)[filled] / BINS).tolist(),
+        "count": made[filled].astype(int).tolist(),
+        "claimed": (claimed[filled] / made[filled]).tolist(),
+        "borne_out": (right[filled] / made[filled]).tolist(),
+        "doubted": [
+            {"token": visible(words.alone(token)), "claims": counts.chosen[token], "excess": round(excess, 2)}
+            for token, excess in counts.doubted.most_common(MOST_WORDS)
+            if excess > 0
+        ],
     }
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qsft.explore import world
-from qsft.explore.sweep import SITUATION, Axis, evaluate, situation_of
+from qsft.explore import six_tokens
+from qsft.explore.grid import SITUATION, Axis, evaluate, situation_of
 from qsft.page import COLOURS
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 PANELS = {
     "loss": 0,
     "target on the label, Q_y": 2,
-    "gradient on the label y": 2 + len(world.TOKENS),
-    "gradient on another token a": 3 + len(world.TOKENS),
+    "target on another token, Q_a": 3,
+    "gradient on the label y": 2 + len(six_tokens.TOKENS),
+    "gradient on another token a": 3 + len(six_tokens.TOKENS),
 }
 
 
 def curves_figure(targets: Mapping[str, Target | LossTarget], *, teacher_p: float = 0.75) -> "Figure":
-    """The four curves of each named target; the teacher gives y the probability `teacher_p`."""
+    """The curves of each named target; the teacher gives y the probability `teacher_p`."""
     from plotly.subplots import make_subplots
 
     fig = make_subplots(rows=1, cols=len(PANELS), subplot_titles=list(PANELS), horizontal_spacing=0.06)
@@ -33,7 +34,7 @@ def curves_figure(targets: Mapping[str, Target | LossTarget], *, teacher_p: floa
         for column, panel in enumerate(PANELS.values(), start=1):
             line = {"color": COLOURS[i % len(COLOURS)], "width": 2.5}
             fig.add_scatter(
-                x=world.P_GRID,
+                x=six_tokens.P_GRID,
                 y=rows[:, panel].tolist(),
                 name=name,
                 legendgroup=name,
@@ -52,5 +53,5 @@ def _rows(target: Target | LossTarget, teacher_p: float) -> torch.Tensor:
     fixed = {name: SITUATION[name][2] for name in situation_of(target)}
     if "teacher" in fixed:
         fixed["teacher"] = teacher_p
-    situation = [Axis("p", "", world.P_GRID, 0), *(Axis(name, "", (value,), 0) for name, value in fixed.items())]
+    situation = [Axis("p", "", six_tokens.P_GRID, 0), *(Axis(name, "", (value,), 0) for name, value in fixed.items())]
     return evaluate(target, situation)[0]

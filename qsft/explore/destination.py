@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qsft.explore.world import kept
+from qsft.explore.six_tokens import kept
 from qsft.targets.fixed_point import fixed_point
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qsft.explore.reading import facts, suggestions
+from qsft.explore.sentences import facts, suggestions
 from qsft.losses.sums import QUADRANTS
-from qsft.page import GREEN, ORANGE, PAPER, PINK, SKY, escape, figure, page, table
+from qsft.page import GREEN, GREY, ORANGE, PAPER, PINK, SKY, escape, figure, page, static, table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-NAMES = {"rescue": "rescue", "filter": "filter", "agree": "agree", "student_only": "student only"}
+NAMES = {"rescue": "Q1 rescue", "filter": "Q2 filter", "agree": "Q3 agree", "student_only": "Q4 student only"}
 MEANINGS = {
     "rescue": "only the teacher finds the label likely: correction",
     "filter": "neither finds it likely: noise or free choice",
@@ -28,7 +28,7 @@ def alignment_figure(data: Mapping[str, Any]) -> "Figure":
     """P(p_T | p_θ) on the label: each column is the spread of the teacher's probability where the student's is that."""
     import plotly.graph_objects as go
 
-    counts = np.array(data["histogram"])
+    counts, high = np.array(data["histogram"]), data["high"]
     columns = counts.sum(axis=0, keepdims=True)
     shares = np.where(columns > 0, counts / np.maximum(columns, 1), np.nan)
     centres = (np.arange(counts.shape[0]) + 0.5) / counts.shape[0]
@@ -54,7 +54,7 @@ def alignment_figure(data: Mapping[str, Any]) -> "Figure":
     fig.update_layout(
         xaxis={**axis, "title": "student, p_θ(y)"},
         yaxis={**axis, "title": "teacher, p_T(y)"},
-        shapes=[_line(x0=0.5, x1=0.5, y0=0, y1=1), _line(x0=0, x1=1, y0=0.5, y1=0.5)],
+        shapes=[_line(x0=high, x1=high, y0=0, y1=1), _line(x0=0, x1=1, y0=high, y1=high)],
         annotations=[_corner(name, data["shares"][name]) for name in QUADRANTS],
         margin={"t": 12},
     )
@@ -88,29 +88,78 @@ def pull_figure(data: Mapping[str, Any]) -> "Figure":
     return fig
 
 
+def reliability_figure(data: Mapping[str, Any]) -> "Figure":
+    """How often the teacher's first choice is the label, over its probability; on the diagonal it is calibrated."""
+    import plotly.graph_objects as go
+
+    found = data["reliability"]
+    most = max(found["count"])
+    points = go.Scatter(
+        x=found["claimed"],
+        y=found["borne_out"],
+        customdata=found["count"],
+        mode="lines+markers",
+        name="teacher",
+        line={"color": GREEN, "width": 2},
+        marker={"color": GREEN, "size": [6 + 18 * (count / most) ** 0.5 for count in found["count"]], "opacity": 0.8},
+        hovertemplate="claims %{x:.1%}, borne out %{y:.1%}, %{customdata:,} tokens<extra></extra>",
+    )
+    diagonal = go.Scatter(
+        x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dot"}, hoverinfo="skip", name="calibrated"
+    )
+    fig = go.Figure([diagonal, points])
+    axis = {"range": [0, 1.02], "dtick": 0.25, "tickformat": ".0%"}
+    fig.update_layout(
+        xaxis={**axis, "title": "what the teacher claims for its first choice"},
+        yaxis={**axis, "title": "how often the data agree"},
+        legend={"traceorder": "normal"},
+    )
+    return fig
+
+
 def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and student disagree") -> str:
     """The numbers of `measure_alignment` as HTML."""
     tiles = "".join(
-        f'<div class="tile"><b>{100 * data["shares"][name]:.1f} %</b><span>{NAMES[name]}: {MEANINGS[name]}</span></div>'
+        f'<div class="tile"><b data-kind="{name}">{100 * data["shares"][name]:.1f} %</b>'
+        f"<span>{NAMES[name]}: {MEANINGS[name]}</span></div>"
         for name in QUADRANTS
     )
+    words = _words(data, "rescue") + _words(data, "filter") + _doubted(data)
     height = 90 + 26 * len(data["targets"])
     body = (
-        f'<div class="grid tiles">{tiles}</div><div class="grid" style="margin-top:1rem">'
+        f'<div class="grid tiles">{tiles}</div>{_threshold(data["high"])}<div class="grid" style="margin-top:1rem">'
         + figure(alignment_figure(data), _HEAT_CAPTION, height=540)
         + f'<section class="card words"><h2>In words</h2>{_list(facts(data))}'
         + f"<h3>What that suggests</h3>{_list(suggestions(data))}</section></div>"
+        + "<h2>Is the teacher borne out?</h2>"
+        + figure(reliability_figure(data), _RELIABILITY_CAPTION, height=420, table=_claims(data))
         + "<h2>What each target would do with these tokens</h2>"
         + figure(pull_figure(data), _PULL_CAPTION, height=height, table=_effects(data))
-        + f'<h2>The words behind it</h2><div class="grid">{_words(data, "rescue")}{_words(data, "filter")}</div>'
+        + f'<h2>The words behind it</h2><div class="grid">{words}</div>'
     )
     lede = f"{data['label_tokens']:,} label tokens of {data['documents']:,} documents, before training."
-    return page(title, body, lede=lede, style=_STYLE)
+    carried = {"histogram": data["histogram"], "names": NAMES, "corners": CORNERS}
+    script = static("qsft.explore", "alignment.js")
+    return page(title, body, lede=lede, style=_STYLE, data=carried, script=script)
+
+
+def _threshold(high: float) -> str:
+    """The slider that parts likely from unlikely; what it changes on the page is counted from the heat map's bins."""
+    return (
+        f'<p><label for="high">A label counts as likely from <output id="high-value">{high:g}</output></label> '
+        f'<input id="high" type="range" min="0.05" max="0.95" step="0.05" value="{high:g}"> '
+        '<span class="note">moves the shares and the lines of the heat map; for words, targets and sentences run the '
+        "command with --high</span></p>"
+    )
 
 
 _HEAT_CAPTION = (
     "P(p_T | p_θ) on the label: where the student gives the label this probability (column), how likely the teacher "
-    "finds it. Lines at 0.5 part the four kinds of token."
+    "finds it. The lines part the four kinds of token, the paper's Q1 to Q4."
+)
+_RELIABILITY_CAPTION = (
+    "Where the teacher's first choice has this probability, how often it is the label; the size of a dot is the number "
+    "of tokens. Below the diagonal either the teacher claims too much or the demonstrations slip."
 )
 _PULL_CAPTION = (
     "½·Σ|scale·(p − Q)| per label token at the default hyper-parameters: how much probability a target asks to move, "
@@ -137,6 +186,19 @@ def _effects(data: Mapping[str, Any]) -> str:
         for name, e in data["targets"].items()
     ]
     return table(columns, rows, "Trains on: share of tokens at which at least 5 % of the probability is asked to move")
+
+
+def _claims(data: Mapping[str, Any]) -> str:
+    found = data["reliability"]
+    rows = list(zip(found["claimed"], found["borne_out"], found["count"]))
+    return table(("claimed", "borne out", "tokens"), rows, "The teacher's first choice, by its probability")
+
+
+def _doubted(data: Mapping[str, Any]) -> str:
+    rows = [(one["token"], one["claims"], one["excess"]) for one in data["reliability"]["doubted"]]
+    title = "First choices of the teacher that the labels bear out least"
+    columns = ("token", "times chosen", "claimed minus borne out")
+    return f'<section class="card">{table(columns, rows, title)}</section>'
 
 
 def _words(data: Mapping[str, Any], kind: str) -> str:

@@ -1,6 +1,6 @@
 """What student, teacher and target say at every label token of a document, read off the fused head while it runs.
 
-A `witness` stands in for the target inside `model(…, target=…)`: it sees the very views that training would see,
+A target made by `observing` stands in for the real one inside `model(…, target=…)`: it sees what training would see,
 shifted and aligned by the head, a few tokens at a time. One document is in memory at a time.
 """
 
@@ -32,14 +32,13 @@ TILE_BYTES = 32 * 2**20  # of one dense distribution over the vocabulary; a hand
 
 
 @dataclass(frozen=True)
-class Watching:
+class Observer:
     """A trust that shows every view, with what `target` makes of it, to `see`; its own γ is 1."""
 
     target: AnyTarget
     see: See
 
     def __call__(self, view: TokenView) -> Tensor:
-        """1, after everything was shown."""
         step = max(1, TILE_BYTES // (4 * view.logits.shape[-1]))
         for start in range(0, len(view.labels), step):
             piece = _rows(view, slice(start, start + step))
@@ -48,20 +47,19 @@ class Watching:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the target reads."""
         return self.target.needs
 
 
-def witness(target: AnyTarget, see: See) -> Target:
+def observing(target: AnyTarget, see: See) -> Target:
     """A target to run a model with in place of `target`: it shows what training would see, and learns nothing.
 
     It keeps the target's scale, which may want the log-probs of the whole document beforehand.
     """
-    return Target(Watching(target, see), scale=getattr(target, "scale", Constant(1.0)))
+    return Target(Observer(target, see), scale=getattr(target, "scale", Constant(1.0)))
 
 
 @dataclass(frozen=True)
-class Seen:
+class TokenReadings:
     """One document's N label tokens. Probabilities are numpy arrays; NaN where the teacher's is not known.
 
     `alternatives` holds the likeliest tokens of student and teacher [N, A], with p, t and q for each of them.
@@ -78,7 +76,6 @@ class Seen:
 
     @property
     def labels(self) -> np.ndarray:
-        """The label tokens."""
         return np.asarray(self.input_ids[self.positions])
 
     @property
@@ -89,41 +86,41 @@ class Seen:
 
 def probe(
     model: nn.Module, documents: Iterable[Document], target: AnyTarget, teacher: Teacher = None, *, top: int = 4
-) -> Iterator[Seen]:
+) -> Iterator[TokenReadings]:
     """What is said at the label tokens of each document that has some, with `top` alternatives of each model."""
     for document in documents:
-        seen = look(model, document, target, teacher, top=top)
+        seen = read_document(model, document, target, teacher, top=top)
         if seen is not None:
             yield seen
 
 
-def look(
+def read_document(
     model: nn.Module, document: Document, target: AnyTarget, teacher: Teacher = None, *, top: int = 4
-) -> Seen | None:
+) -> TokenReadings | None:
     """What is said at the label tokens of one document; None when it has none."""
     pieces: list[dict[str, Tensor]] = []
-    watch(model, document, witness(target, lambda view, q: pieces.append(_numbers(view, q, top))), teacher)
+    observe(model, document, observing(target, lambda view, q: pieces.append(_numbers(view, q, top))), teacher)
     if not pieces:
         return None
     columns = {name: torch.cat([piece[name] for piece in pieces]).cpu().numpy() for name in pieces[0]}
     alternatives = {name: columns.pop(f"alternative_{name}") for name in ("ids", "p", "t", "q")}
     input_ids = np.asarray(document["input_ids"])
-    return Seen(input_ids, label_positions(document["labels"]), **columns, alternatives=alternatives)
+    return TokenReadings(input_ids, label_positions(document["labels"]), **columns, alternatives=alternatives)
 
 
 @torch.no_grad()
-def watch(model: nn.Module, document: Document, watching: Target, teacher: Teacher) -> None:
-    """Run the model over one document with a `witness` in the target's place."""
+def observe(model: nn.Module, document: Document, observer: Target, teacher: Teacher) -> None:
+    """Run the model over one document with an `observing` target in the place of the real one."""
     attach_target_head(model)
     device = next(model.parameters()).device
     ids, labels = (torch.as_tensor(np.asarray(document[n]))[None].to(device).long() for n in ("input_ids", "labels"))
-    extra = {"document": torch.zeros_like(ids)} if "document" in watching.needs else {}
-    if "critical" in watching.needs and "critical" in document:
+    extra = {"document": torch.zeros_like(ids)} if "document" in observer.needs else {}
+    if "critical" in observer.needs and "critical" in document:
         extra["critical"] = torch.as_tensor(np.asarray(document["critical"]))[None].to(device)
     training = model.training
     model.eval()
     try:
-        model(input_ids=ids, labels=labels, target=watching, teacher=_teacher_rows(teacher, ids, labels), **extra)
+        model(input_ids=ids, labels=labels, target=observer, teacher=_teacher_rows(teacher, ids, labels), **extra)
     finally:
         model.train(training)
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from qsft.explore import world
-from qsft.explore.sweep import Axis, Build, Table, sweep
+from qsft.explore import six_tokens
+from qsft.explore.grid import Axis, Build, Table, tabulate
 from qsft.page import page, static
 from qsft.targets.induced import LossTarget
 from qsft.targets.table import entry, formula
@@ -46,10 +46,10 @@ def targets_page(targets: Iterable[Showable] = (), *, named: bool = True) -> str
     if not shown:
         raise ValueError("there is no target to show: give some, or leave named=True.")
     data = {
-        "tokens": world.TOKENS,
-        "data": world.DATA,
-        "student": _rounded(world.student(torch.tensor(world.P_GRID, dtype=torch.float64))),
-        "teacher": _rounded(world.teacher(torch.tensor(world.T_GRID, dtype=torch.float64))),
+        "tokens": six_tokens.TOKENS,
+        "data": six_tokens.DATA,
+        "student": _rounded(six_tokens.student(torch.tensor(six_tokens.P_GRID, dtype=torch.float64))),
+        "teacher": _rounded(six_tokens.teacher(torch.tensor(six_tokens.T_GRID, dtype=torch.float64))),
         "targets": shown,
     }
     return page(
@@ -67,11 +67,11 @@ def _shown(target: Showable) -> dict[str, Any]:
     """One target as the page reads it: words, axes, and the table as base64 float32."""
     if isinstance(target, str):
         named = entry(target)
-        return {"name": target, "words": f"{named.title} ({named.reference})", **_packed(sweep(TARGETS[target]))}
+        return {"name": target, "words": f"{named.title} ({named.reference})", **_packed(tabulate(TARGETS[target]))}
     if isinstance(target, Target | LossTarget):
-        return {"name": _name(target), "words": repr(target), **_packed(sweep(lambda: target))}
+        return {"name": _name(target), "words": repr(target), **_packed(tabulate(lambda: target))}
     words = " ".join((target.__doc__ or "").split())
-    return {"name": getattr(target, "__name__", "yours"), "words": words, **_packed(sweep(target))}
+    return {"name": getattr(target, "__name__", "yours"), "words": words, **_packed(tabulate(target))}
 
 
 def _name(target: Target | LossTarget) -> str:

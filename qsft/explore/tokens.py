@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from qsft.explore.probe import AnyTarget, Document, Seen, Teacher, probe
+from qsft.explore.probe import AnyTarget, Document, Teacher, TokenReadings, probe
 from qsft.explore.words import Words, visible
 from qsft.losses.sums import QUADRANTS, UNKNOWN
 from qsft.page import escape, page, static
@@ -78,7 +78,7 @@ def tokens_page(data: dict[str, Any], *, title: str = "Token X-ray") -> str:
     )
 
 
-def _document(seen: Seen, words: Words, most: int, used: set[int]) -> dict[str, Any]:
+def _document(seen: TokenReadings, words: Words, most: int, used: set[int]) -> dict[str, Any]:
     count = min(len(seen.positions), most)
     before = seen.input_ids[: seen.positions[0]].tolist()
     index = seen.quadrant[:count]
@@ -91,12 +91,12 @@ def _document(seen: Seen, words: Words, most: int, used: set[int]) -> dict[str, 
     }
 
 
-def _columns(seen: Seen) -> dict[str, np.ndarray]:
+def _columns(seen: TokenReadings) -> dict[str, np.ndarray]:
     known = {} if np.isnan(seen.t).all() else {"t": seen.t}
     return {"gamma": seen.gamma, "p": seen.p, **known, "q": seen.q, "gradient": seen.gradient}
 
 
-def _token(seen: Seen, i: int, words: Words, used: set[int]) -> list[Any]:
+def _token(seen: TokenReadings, i: int, words: Words, used: set[int]) -> list[Any]:
     """[text, unlabelled text before it, label, p, t, γ, Q_y, gradient, quadrant, alternatives], for tokens.js."""
     at = int(seen.positions[i])
     gap_from = int(seen.positions[i - 1]) + 1 if i else at
@@ -110,7 +110,7 @@ def _token(seen: Seen, i: int, words: Words, used: set[int]) -> list[Any]:
     return [text, between, int(seen.labels[i]), *numbers, kind, alternatives]
 
 
-def _alternatives(seen: Seen, i: int) -> Iterator[list[Any]]:
+def _alternatives(seen: TokenReadings, i: int) -> Iterator[list[Any]]:
     """[id, p, t, q] of the likeliest tokens beside the label, each once, the likeliest under Q first."""
     rows = zip(*(seen.alternatives[name][i].tolist() for name in ("ids", "p", "t", "q")))
     unique = {row[0]: row for row in rows if row[0] != seen.labels[i]}

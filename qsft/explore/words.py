@@ -17,7 +17,6 @@ class Words:
         self.after = lru_cache(maxsize=200_000)(self._after)
 
     def text(self, ids: list[int]) -> str:
-        """The text of many tokens."""
         if self.one_token_a_word:
             return " ".join(map(str, self.tokenizer.convert_ids_to_tokens(ids)))
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))

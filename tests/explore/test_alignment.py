@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from qsft.explore.alignment import BINS, comparable_targets, measure_alignment
-from qsft.explore.heatmap import alignment_figure, alignment_page, pull_figure
-from qsft.explore.probe import look
-from qsft.explore.reading import CAVEAT, in_words
+from qsft.explore.heatmap import alignment_figure, alignment_page, pull_figure, reliability_figure
+from qsft.explore.probe import read_document
+from qsft.explore.sentences import CAVEAT, in_words
 from qsft.losses.sums import QUADRANTS
 from qsft.targets.zoo import make_target
 
@@ -18,7 +18,7 @@ def data(student, tokenizer, documents, cache):
 
 
 def test_counts_are_those_of_the_tokens(data, student, documents, cache):
-    seen = [look(student, document, make_target("sft"), cache) for document in documents]
+    seen = [read_document(student, document, make_target("sft"), cache) for document in documents]
     p, t = (np.concatenate([getattr(s, name) for s in seen]) for name in ("p", "t"))
     quadrants = np.concatenate([s.quadrant for s in seen])
     assert data["documents"] == len(documents)
@@ -38,7 +38,7 @@ def test_what_targets_move(data):
 
 
 def test_sft_moves_one_minus_p(data, student, documents, cache):
-    p = np.concatenate([look(student, document, make_target("sft"), cache).p for document in documents])
+    p = np.concatenate([read_document(student, document, make_target("sft"), cache).p for document in documents])
     assert data["targets"]["sft"]["moved"] == pytest.approx((1 - p).mean(), rel=1e-4)
     assert data["targets"]["sft"]["trains_on"] == pytest.approx((1 - p >= 0.05).mean())
 
@@ -55,7 +55,35 @@ def test_the_heat_map_is_conditional_on_the_student(data):
     filled = np.array(data["histogram"]).sum(axis=0) > 0
     assert np.allclose(np.nansum(z, axis=0)[filled], 1.0, atol=0.01)
     assert np.isnan(z[:, ~filled]).all()
-    assert [bar.name for bar in pull_figure(data).data] == ["rescue", "filter", "agree", "student only"]
+    assert [bar.name for bar in pull_figure(data).data] == ["Q1 rescue", "Q2 filter", "Q3 agree", "Q4 student only"]
+
+
+def test_claims_are_counted_by_the_teachers_first_choice(data, documents, cache):
+    claims, right = [], []
+    for document in documents:
+        rows = cache.lookup(document["input_ids"], document["labels"])
+        best = rows.logps.argmax(dim=-1)
+        first = rows.ids.gather(-1, best[:, None])[:, 0]
+        claims += rows.logps.max(dim=-1).values.exp().tolist()
+        right += (first.numpy() == np.array(document["input_ids"])[3:]).tolist()
+    found, index = data["reliability"], np.clip((np.array(claims) * BINS).astype(int), 0, BINS - 1)
+    bins = np.unique(index)
+    assert found["count"] == [int((index == i).sum()) for i in bins]
+    assert found["claimed"] == pytest.approx([np.array(claims)[index == i].mean() for i in bins], abs=1e-3)
+    assert found["borne_out"] == pytest.approx([np.array(right)[index == i].mean() for i in bins])
+    assert sum(found["count"]) == data["label_tokens"]
+    excess = [one["excess"] for one in found["doubted"]]
+    assert excess == sorted(excess, reverse=True)
+    assert list(reliability_figure(data).data[1].customdata) == found["count"]
+
+
+def test_the_threshold_moves(student, tokenizer, documents, cache, data):
+    strict = measure_alignment(student, tokenizer, documents, cache, high=0.9)
+    counts = np.array(data["histogram"])
+    assert strict["quadrants"]["agree"] == counts[18:, 18:].sum() < data["quadrants"]["agree"]
+    assert strict["high"] == 0.9
+    with pytest.raises(ValueError, match="high=1"):
+        measure_alignment(student, tokenizer, documents, cache, high=1.0)
 
 
 def test_a_huge_data_set_is_sampled(student, tokenizer, documents, cache):
@@ -74,19 +102,21 @@ def test_without_a_teacher_or_a_label_there_is_nothing_to_compare(student, token
         measure_alignment(student, tokenizer, unlabelled, cache)
 
 
-def made_up(**shares):
+def made_up(borne_out=0.96, guided=0.1, **shares):
     quadrants = {"rescue": 0.0, "filter": 0.0, "agree": 0.0, "student_only": 0.0, **shares}
     effect = {"trains_on": 0.5, "moved": 0.4, "quadrants": quadrants}
     weak = {**effect, "moved": 0.1}
     facts = {"label_in_topk": 0.99, "teacher_top1": 0.7, "student_top1": 0.6}
-    return {"shares": quadrants, "targets": {"sft": effect, "dft": weak}, **facts}
+    claims = {"from": [0.95], "count": [100], "claimed": [0.97], "borne_out": [borne_out], "doubted": []}
+    targets = {"sft": effect, "dft": weak, "target": {**effect, "moved": guided}}
+    return {"shares": quadrants, "targets": targets, "reliability": claims, **facts}
 
 
 @pytest.mark.parametrize(
     ("shares", "words"),
     [
         ({"agree": 0.95, "filter": 0.05}, "little to learn"),
-        ({"filter": 0.6, "agree": 0.4}, "dft 75% less"),
+        ({"filter": 0.6, "agree": 0.4}, "dft 75%, target 75% less"),
         ({"rescue": 0.3, "agree": 0.6, "filter": 0.1}, "Correction is a large part"),
         ({"student_only": 0.3, "agree": 0.7}, "small η"),
     ],
@@ -95,6 +125,20 @@ def test_the_reading_follows_the_numbers(shares, words):
     sentences = in_words(made_up(**shares))
     assert words in " ".join(sentences)
     assert sentences[-1] == CAVEAT
+
+
+def test_target_and_dft_stay_close_only_where_the_numbers_say_so():
+    assert "stay close" in " ".join(in_words(made_up(agree=1.0, guided=0.11)))
+    apart = " ".join(in_words(made_up(agree=1.0, guided=0.3)))
+    assert "stay close" not in apart
+    assert "target asks to move 0.300" in apart
+
+
+@pytest.mark.parametrize(("borne_out", "warned"), [(0.95, False), (0.7, True)])
+def test_a_sure_teacher_whom_the_labels_contradict_is_doubted(borne_out, warned):
+    said = " ".join(in_words(made_up(borne_out=borne_out, agree=1.0)))
+    assert f"the data write that token {100 * borne_out:.1f}\N{NO-BREAK SPACE}% of the time" in said
+    assert ("is not borne out" in said) == warned
 
 
 def test_the_page_and_the_json_say_the_same(data):

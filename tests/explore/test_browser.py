@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qsft.explore import world
+from qsft.explore import six_tokens
 from qsft.explore.alignment import measure_alignment
 from qsft.explore.heatmap import alignment_page
 from qsft.explore.runs import Run, run_page
@@ -70,11 +70,15 @@ def numbers(browser, panel="first"):
 def expected(target, p_y, t_y):
     """The four numbers, by the reference loss and autograd."""
     p, t = (torch.tensor([value], dtype=torch.float64) for value in (p_y, t_y))
-    logits, labels, teacher = world.student(p).log().requires_grad_(), torch.tensor([0]), world.kept(world.teacher(t))
+    logits, labels, teacher = (
+        six_tokens.student(p).log().requires_grad_(),
+        torch.tensor([0]),
+        six_tokens.kept(six_tokens.teacher(t)),
+    )
     loss = target_loss(logits, labels, target, teacher)
     (gradient,) = torch.autograd.grad(loss, logits)
     q = target(TokenView.of(logits.detach(), labels, teacher))
-    q_y = q.dense(world.student(p))[0, 0].item()
+    q_y = q.dense(six_tokens.student(p))[0, 0].item()
     return {"loss": loss.item(), "gamma": q.gamma.item(), "q": q_y, "gradient": gradient[0, 0].item()}
 
 
@@ -97,7 +101,7 @@ def test_a_users_loss_is_shown_first_and_curves_follow_the_target(browser, targe
     assert "focal" in chosen
     assert numbers(browser) == pytest.approx(expected(LossTarget(focal), 0.3, 0.75), abs=6e-4)
     drawn = browser.js("return document.querySelectorAll('#curves .plot')[0].data[0].y")
-    logits = world.student(torch.tensor(world.P_GRID, dtype=torch.float64)).log()
+    logits = six_tokens.student(torch.tensor(six_tokens.P_GRID, dtype=torch.float64)).log()
     losses = focal(logits, torch.zeros(len(logits), dtype=torch.int64))
     assert drawn == pytest.approx(losses.tolist(), abs=1e-5)
 
@@ -184,6 +188,16 @@ def test_alignment_and_run_are_drawn(browser, alignment, run):
     browser.open(run)
     assert len(browser.all(".js-plotly-plot")) == 2
     assert "a <b>" in browser.text(".key")
+
+
+def test_the_threshold_moves_shares_and_lines(browser, alignment):
+    browser.open(alignment)
+    before = browser.text("[data-kind=agree]")
+    browser.press(browser.one("#high"), Keys.ARROW_RIGHT * 8)
+    assert browser.text("#high-value") == "0.9"
+    assert float(browser.text("[data-kind=agree]").split()[0]) <= float(before.split()[0])
+    assert sum(float(tile.text.split()[0]) for tile in browser.all("[data-kind]")) == pytest.approx(100, abs=0.3)
+    assert browser.js("return document.querySelector('.plot').layout.shapes[0].x0") == 0.9
 
 
 @pytest.mark.parametrize("name", ["targets", "tokens", "alignment", "run"])

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from qsft.explore import world
+from qsft.explore import six_tokens
 from qsft.explore.destination import closed_form, descend, destination
 from qsft.targets.zoo import make_target
 
-P = world.student(torch.tensor(world.P_GRID[::4], dtype=torch.float64))
-T = world.teacher(torch.full((len(P),), 0.4, dtype=torch.float64))
-D = torch.tensor(world.DATA, dtype=torch.float64)
+P = six_tokens.student(torch.tensor(six_tokens.P_GRID[::4], dtype=torch.float64))
+T = six_tokens.teacher(torch.full((len(P),), 0.4, dtype=torch.float64))
+D = torch.tensor(six_tokens.DATA, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,6 @@ def test_a_threshold_leaves_a_student_that_doubts_everything_where_it_is():
 
 def test_the_world_is_made_of_distributions_and_the_cache_drops_an_unlikely_label():
     assert torch.allclose(P.sum(dim=-1), torch.ones(len(P)).double())
-    unlikely = world.kept(world.teacher(torch.tensor([0.01, 0.5], dtype=torch.float64)))
+    unlikely = six_tokens.kept(six_tokens.teacher(torch.tensor([0.01, 0.5], dtype=torch.float64)))
     assert 0 not in unlikely.ids[0]
     assert 0 in unlikely.ids[1]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from qsft.explore.probe import look, probe
+from qsft.explore.probe import probe, read_document
 from qsft.losses.head import attach_target_head
 from qsft.losses.sums import QUADRANTS, SUM_NAMES
 from qsft.targets.view import TokenView
@@ -29,7 +29,7 @@ def dense(student, documents, cache):
 def test_what_is_seen_is_what_full_logits_say(name, student, documents, cache, dense):
     at, view = dense
     target = make_target(name)
-    seen = look(student, documents[0], target, cache)
+    seen = read_document(student, documents[0], target, cache)
     assert seen.positions.tolist() == at
     p = view.logits.softmax(dim=-1)
     assert np.allclose(seen.p, p.gather(-1, view.labels[:, None])[:, 0], atol=1e-5)
@@ -44,14 +44,14 @@ def test_what_is_seen_is_what_full_logits_say(name, student, documents, cache, d
 
 
 def test_a_weight_per_document_is_filled_in(student, documents, cache):
-    seen = look(student, documents[0], make_target("iw_sft"), cache)
+    seen = read_document(student, documents[0], make_target("iw_sft"), cache)
     weight = min(np.exp(np.mean(np.log(seen.p) - np.log(seen.t))), 16.0)
     assert np.allclose(seen.gradient, weight * (seen.p - 1.0), rtol=1e-3)
 
 
 def test_alternatives_are_the_likeliest_of_both(student, documents, cache, dense):
     _, view = dense
-    seen = look(student, documents[0], make_target("target"), cache, top=3)
+    seen = read_document(student, documents[0], make_target("target"), cache, top=3)
     p = view.logits.softmax(dim=-1)
     for i in range(len(seen.p)):
         assert seen.alternatives["ids"][i, :3].tolist() == p[i].topk(3).indices.tolist()
@@ -66,7 +66,7 @@ def test_quadrants_count_as_training_counts_them(student, documents, cache):
     mine = dict.fromkeys(QUADRANTS, 0)
     logged = dict.fromkeys(QUADRANTS, 0)
     for document in documents:
-        seen = look(student, document, make_target("target"), cache)
+        seen = read_document(student, document, make_target("target"), cache)
         ids, labels = (torch.tensor([document[name]]) for name in ("input_ids", "labels"))
         rows = cache.lookup(document["input_ids"], document["labels"])
         with torch.no_grad():
@@ -79,9 +79,9 @@ def test_quadrants_count_as_training_counts_them(student, documents, cache):
 
 
 def test_a_live_teacher_and_none(student, documents):
-    live = look(student, documents[0], make_target("target"), LiveTeacher(student))
+    live = read_document(student, documents[0], make_target("target"), LiveTeacher(student))
     assert np.allclose(live.p, live.t, atol=1e-5)
-    assert (look(student, documents[0], make_target("dft")).quadrant == -1).all()
+    assert (read_document(student, documents[0], make_target("dft")).quadrant == -1).all()
 
 
 def test_documents_are_drawn_one_at_a_time_and_forgotten(student, documents, cache):
@@ -107,6 +107,6 @@ def test_documents_are_drawn_one_at_a_time_and_forgotten(student, documents, cac
 
 def test_the_models_mode_is_left_as_it_was(student, documents, cache):
     student.train()
-    look(student, documents[0], make_target("target"), cache)
+    read_document(student, documents[0], make_target("target"), cache)
     assert student.training
     student.eval()

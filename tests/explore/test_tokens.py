@@ -3,7 +3,7 @@ import json
 import pytest
 
 from qsft.explore import tokens
-from qsft.explore.probe import look
+from qsft.explore.probe import read_document
 from qsft.explore.tokens import tokens_page, xray
 from qsft.losses.sums import QUADRANTS
 from qsft.targets.zoo import make_target
@@ -20,7 +20,7 @@ def data(student, tokenizer, documents, cache):
 def test_the_numbers_are_those_of_the_probe(data, student, documents, cache):
     assert len(data["documents"]) == 5
     for shown, document in zip(data["documents"], documents):
-        seen = look(student, document, make_target("target"), cache)
+        seen = read_document(student, document, make_target("target"), cache)
         assert len(shown["tokens"]) == len(seen.p)
         for row, p, t, gamma, q in zip(shown["tokens"], seen.p, seen.t, seen.gamma, seen.q):
             assert (row[P], row[T], row[GAMMA], row[Q]) == pytest.approx((p, t, gamma, q), rel=1e-3)

@@ -73,7 +73,7 @@ function choose(panel, number) {
 function details(panel) {
   panel.formula = make("p", { class: "formula" });
   panel.refused = make("p", { class: "notice", hidden: "" });
-  const names = { loss: "loss", gamma: "γ", q: "Q_y", gradient: "∂L/∂z_y" };
+  const names = { loss: "loss", gamma: "γ", q: "Q_y", gradient: "∂L/∂z_y", other: "Q_a", otherGradient: "∂L/∂z_a" };
   panel.numbers = Object.fromEntries(Object.keys(names).map((key) => [key, make("dd", { "data-value": key })]));
   const list = Object.entries(names).map(([key, name]) => make("div", {}, make("dt", {}, name), panel.numbers[key]));
   panel.plots = Object.fromEntries(["bars", "gradient", "end"].map((key) =>
@@ -103,7 +103,7 @@ function say(panel) {
   panel.formula.textContent = target.formulas[now.cell] || "–";
   panel.refused.hidden = !target.refused[now.cell];
   panel.refused.textContent = target.refused[now.cell];
-  const values = { loss: now.loss, gamma: now.gamma, q: now.q[0], gradient: now.gradient[0] };
+  const values = { loss: now.loss, gamma: now.gamma, q: now.q[0], gradient: now.gradient[0], other: now.q[1], otherGradient: now.gradient[1] };
   for (const [key, element] of Object.entries(panel.numbers)) element.textContent = isNaN(values[key]) ? "–" : digits(values[key]);
 }
 
@@ -132,6 +132,7 @@ function drawPanel(panel) {
 
 const CURVES = [
   ["Loss", (row) => row.loss], ["Target on the label, Q_y", (row) => row.q[0]],
+  ["Target on a token nobody wrote, Q_a", (row) => row.q[1]],
   ["Gradient on the label y", (row) => row.gradient[0]], ["Gradient on the other token a", (row) => row.gradient[1]],
 ];
 const curvePlots = CURVES.map(([title]) => {

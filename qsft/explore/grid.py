@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qsft.explore import world
+from qsft.explore import six_tokens
 from qsft.explore.destination import destination
 from qsft.targets.induced import LossTarget
 from qsft.targets.residual import FORMS, TAILS
@@ -43,7 +43,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "form": FORMS,
 }
 SITUATION = {
-    "teacher": ("π_T(y), the teacher's probability of y", world.T_GRID, 0.75),
+    "teacher": ("π_T(y), the teacher's probability of y", six_tokens.T_GRID, 0.75),
     "ref_logp": ("π_ref(y), the reference's probability of y", (0.1, 0.3, 0.5, 0.7, 0.9), 0.5),
     "old_logp": ("π_old(y), the old policy's probability of y", (0.1, 0.3, 0.5, 0.7, 0.9), 0.5),
     "critical": ("critical token (1) or not (0)", (0, 1), 1),
@@ -89,9 +89,9 @@ def situation_of(target: Target | LossTarget) -> list[str]:
     return [name for name in SITUATION if name in target.needs | distribution]
 
 
-def sweep(build: Build) -> Table:
+def tabulate(build: Build) -> Table:
     """The table of `build`, a function of hyper-parameters with defaults."""
-    student = Axis.of("p", "p_θ(y), the student's probability of y", world.P_GRID, 0.3)
+    student = Axis.of("p", "p_θ(y), the student's probability of y", six_tokens.P_GRID, 0.3)
     situation = (student, *(Axis.of(name, *SITUATION[name]) for name in situation_of(build())))
     hparams = _thinned(tuple(_hparam_axes(build)), math.prod(len(axis.values) for axis in situation))
     combinations = list(itertools.product(*(axis.values for axis in hparams)))
@@ -105,7 +105,7 @@ def _cell(build: Build, hparams: Mapping[str, Any], situation: Sequence[Axis]) -
         target = build(**hparams)
     except ValueError as error:  # a pair of hyper-parameters that the row refuses: the page says why
         size = math.prod(len(axis.values) for axis in situation)
-        return None, str(error), False, torch.full((size, 2 + 3 * len(world.TOKENS)), math.nan)
+        return None, str(error), False, torch.full((size, 2 + 3 * len(six_tokens.TOKENS)), math.nan)
     rows, closed = evaluate(target, situation)
     return target, "", closed, rows
 
@@ -114,15 +114,18 @@ def evaluate(target: Target | LossTarget, situation: Sequence[Axis]) -> tuple[Fl
     """Loss, γ, Q, gradient and p* of `target` at every point of the situation's axes, and if p* is a closed form."""
     grid = torch.tensor(list(itertools.product(*(axis.values for axis in situation))), dtype=torch.float64)
     column = {axis.name: grid[:, i] for i, axis in enumerate(situation)}
-    p, t = world.student(column["p"]), world.teacher(column.get("teacher", torch.full((len(grid),), 0.5).double()))
+    p, t = (
+        six_tokens.student(column["p"]),
+        six_tokens.teacher(column.get("teacher", torch.full((len(grid),), 0.5).double())),
+    )
     labels = torch.zeros(len(grid), dtype=torch.int64)
-    teacher = world.kept(t) if "teacher" in column else None
+    teacher = six_tokens.kept(t) if "teacher" in column else None
     side = target.prepare(_side(column), teacher, lambda: column["p"].log())
     view = TokenView.of(p.log(), labels, teacher, side)
     q = target(view)
     dense = q.dense(p)
     gradient = q.scale[:, None] * (p - dense)
-    end, closed = destination(target, p, t, p.new_tensor(world.DATA), side)
+    end, closed = destination(target, p, t, p.new_tensor(six_tokens.DATA), side)
     return torch.cat([token_losses(view, q)[:, None], q.gamma[:, None], dense, gradient, end], dim=-1), closed
 
 

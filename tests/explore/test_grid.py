@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qsft.explore import world
-from qsft.explore.sweep import SITUATION, VALUES, Axis, evaluate, situation_of, sweep
+from qsft.explore import six_tokens
+from qsft.explore.grid import SITUATION, VALUES, Axis, evaluate, situation_of, tabulate
 from qsft.losses.reference import target_loss
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
@@ -14,14 +14,14 @@ from qsft.targets.trust import Constant
 from qsft.targets.view import SideInputs
 from qsft.targets.zoo import TARGETS
 
-V = len(world.TOKENS)
+V = len(six_tokens.TOKENS)
 
 
 def by_reference(target, situation, point):
     """Loss and gradient of one point, from the package's reference loss and autograd."""
     at = {axis.name: torch.tensor([float(value)], dtype=torch.float64) for axis, value in zip(situation, point)}
-    logits = world.student(at["p"]).log().requires_grad_()
-    teacher = world.kept(world.teacher(at["teacher"])) if "teacher" in at else None
+    logits = six_tokens.student(at["p"]).log().requires_grad_()
+    teacher = six_tokens.kept(six_tokens.teacher(at["teacher"])) if "teacher" in at else None
     side = SideInputs(
         ref_logp=at["ref_logp"].log() if "ref_logp" in at else None,
         old_logp=at["old_logp"].log() if "old_logp" in at else None,
@@ -49,7 +49,7 @@ def test_tables_hold_the_reference_loss_and_its_gradient(name):
 
 
 def _situation(target):
-    student = Axis.of("p", "", world.P_GRID, 0.3)
+    student = Axis.of("p", "", six_tokens.P_GRID, 0.3)
     return (student, *(Axis.of(name, *SITUATION[name]) for name in situation_of(target)))
 
 
@@ -57,12 +57,12 @@ def test_every_hyper_parameter_of_the_table_has_stops_and_starts_at_its_default(
     for name, build in TARGETS.items():
         for parameter in inspect.signature(build).parameters.values():
             assert parameter.name in VALUES, f"{name}: give {parameter.name} its stops in VALUES"
-    table = sweep(TARGETS["gem"])
+    table = tabulate(TARGETS["gem"])
     assert [axis.values[axis.start] for axis in table.hparams] == [0.7, "linear"]
 
 
 def test_a_pair_the_row_refuses_says_why_and_holds_no_numbers():
-    table = sweep(TARGETS["kd"])
+    table = tabulate(TARGETS["kd"])
     refused = [i for i, why in enumerate(table.refused) if why]
     assert refused
     assert all("temperature" in table.refused[i] for i in refused)
@@ -75,11 +75,11 @@ def test_a_users_loss_and_a_users_row_with_its_own_hyper_parameter():
         logp = F.log_softmax(logits, dim=-1).gather(-1, labels[:, None])[:, 0]
         return -((1 - logp.exp()) ** 2) * logp
 
-    table = sweep(lambda: LossTarget(focal))
-    p = world.P_GRID[4]
+    table = tabulate(lambda: LossTarget(focal))
+    p = six_tokens.P_GRID[4]
     assert table.rows[0, 4, 0].item() == pytest.approx(-((1 - p) ** 2) * torch.tensor(p).double().log().item())
 
     def mine(strength: float = 0.5):
         return Target(Constant(strength))
 
-    assert sweep(mine).hparams[0].values == (0.125, 0.25, 0.5, 1.0, 2.0)
+    assert tabulate(mine).hparams[0].values == (0.125, 0.25, 0.5, 1.0, 2.0)

@@ -6,6 +6,8 @@ from typing import Any
 CAVEAT = "This reads probabilities before training; it is a reason to try a target first, not a result."
 
 
+SURE = 0.9
+GAP = 0.05  # between claim and labels: below, a sure teacher is as right as it says
 SHOWN = ("sft", "dft", "target", "kd")  # the targets that sentences compare; the table has all
 
 
@@ -18,13 +20,14 @@ def facts(data: Mapping[str, Any]) -> list[str]:
     """What was counted."""
     shares = {name: _percent(share) for name, share in data["shares"].items()}
     return [
-        f"Agreement, {shares['agree']}: both models already find the label likely. No target has much to do there.",
-        f"Correction, {shares['rescue']} (rescue): the teacher finds the label likely and the student does not. The "
+        f"Agreement, {shares['agree']} (Q3): both models find the label likely already. No target has much to do.",
+        f"Correction, {shares['rescue']} (Q1, rescue): the teacher finds the label likely, the student does not. The "
         "data teach something, and the teacher confirms it.",
-        f"Noise or free choice, {shares['filter']} (filter): neither model finds the label likely. It may be wording, "
+        f"Noise or free choice, {shares['filter']} (Q2, filter): neither finds the label likely. It may be wording, "
         "a rare fact or a mistake.",
-        f"Student only, {shares['student_only']}: the student finds the label likely and the teacher does not. "
+        f"Student only, {shares['student_only']} (Q4): the student finds the label likely and the teacher does not. "
         "Matching the teacher alone would unlearn these.",
+        _reliability(data["reliability"]),
         f"The label is among the tokens the teacher kept at {_percent(data['label_in_topk'])} of the positions; it is "
         f"the teacher's first choice at {_percent(data['teacher_top1'])}, the student's at "
         f"{_percent(data['student_top1'])}.",
@@ -50,8 +53,9 @@ def _suggestions(data: Mapping[str, Any]) -> Iterator[str]:
     if shares["agree"] > 0.9:
         yield "The student writes this data almost by itself: whatever the target, there is little to learn."
     yield from _about_noise(data["targets"])
+    yield from _about_reliability(data["reliability"])
     if shares["rescue"] < 0.02:
-        yield "There is little for this teacher to correct: target and dft will stay close to each other."
+        yield f"There is little for this teacher to correct. {_target_and_dft(data['targets'])}".strip()
     elif shares["rescue"] >= 0.5 * shares["filter"]:
         yield (
             "Correction is a large part of the signal. dft gives unlikely labels almost no weight and would miss it; "
@@ -79,6 +83,47 @@ def _about_noise(targets: Mapping[str, Any]) -> Iterator[str]:
     ]
     remedy = f" On the same tokens other targets pull less: {', '.join(weaker)} less. Try them first." if weaker else ""
     yield f"More than half of what plain SFT would learn is text that neither model believes.{remedy}"
+
+
+def _target_and_dft(targets: Mapping[str, Any]) -> str:
+    """Whether the two ask for about as much; target also moves mass where dft leaves the token alone."""
+    if not {"target", "dft"} <= set(targets):
+        return ""
+    guided, plain = targets["target"]["moved"], targets["dft"]["moved"]
+    said = f"target asks to move {guided:.3f} of the probability per token, dft {plain:.3f}"
+    if abs(guided - plain) <= 0.2 * max(guided, plain):
+        return f"The two stay close: {said}."
+    return f"They differ all the same, in what they ask beside the label: {said}."
+
+
+def _sure(reliability: Mapping[str, Any]) -> tuple[int, float, float]:
+    """(number, mean claim, share borne out) of the claims of SURE or more."""
+    columns = (reliability[name] for name in ("from", "count", "claimed", "borne_out"))
+    sure = [(count, count * claim, count * right) for low, count, claim, right in zip(*columns) if low >= SURE - 1e-9]
+    count, claimed, right = (sum(column) for column in zip(*sure)) if sure else (0, 0.0, 0.0)
+    return int(count), claimed / max(count, 1), right / max(count, 1)
+
+
+def _reliability(reliability: Mapping[str, Any]) -> str:
+    count, claimed, right = _sure(reliability)
+    if not count:
+        return f"The teacher is nowhere {SURE:.0%} sure of a token."
+    return (
+        f"Where the teacher is at least {SURE:.0%} sure of a token ({count:,} times, {_percent(claimed)} on average), "
+        f"the data write that token {_percent(right)} of the time."
+    )
+
+
+def _about_reliability(reliability: Mapping[str, Any]) -> Iterator[str]:
+    """What a gap between claims and labels is a reason for."""
+    count, claimed, right = _sure(reliability)
+    if not count or claimed - right <= GAP:
+        return
+    yield (
+        f"Of what this teacher is sure of, {_percent(claimed - right)} is not borne out. Either the demonstrations "
+        "slip there or the teacher is wrong: the numbers cannot tell which, and target and kd side with the teacher. "
+        "Read the tokens it is least borne out on; if it is the teacher, take a row that reads none (dft, beyond_log)."
+    )
 
 
 def _percent(share: float) -> str:

@@ -1,0 +1,32 @@
+// The threshold that parts likely from unlikely: shares and lines follow it, counted from the bins of the heat map.
+const { data, draw } = qsft;
+const slider = document.getElementById("high");
+const plot = document.querySelector(".plot");
+const bins = data.histogram.length;
+const total = data.histogram.flat().reduce((sum, count) => sum + count, 0);
+
+function shares(high) {
+  const counts = { rescue: 0, filter: 0, agree: 0, student_only: 0 };
+  const cut = Math.round(high * bins); // bins from here on are likely
+  data.histogram.forEach((row, t) => row.forEach((count, p) => {
+    counts[t >= cut ? (p >= cut ? "agree" : "rescue") : p >= cut ? "student_only" : "filter"] += count;
+  }));
+  return counts;
+}
+
+function move() {
+  const high = Number(slider.value);
+  document.getElementById("high-value").textContent = high;
+  const counts = shares(high);
+  const percent = (kind) => `${((100 * counts[kind]) / total).toFixed(1)} %`;
+  for (const tile of document.querySelectorAll("[data-kind]")) tile.textContent = percent(tile.dataset.kind);
+  const { spec } = plot;
+  const [upright, level] = spec.layout.shapes;
+  upright.x0 = upright.x1 = level.y0 = level.y1 = high;
+  Object.keys(data.corners).forEach((kind) => {
+    const note = spec.layout.annotations.find((one) => one.text.includes(data.names[kind]));
+    note.text = `<b>${data.names[kind]}</b><br>${percent(kind)}`;
+  });
+  draw(plot, spec);
+}
+slider.oninput = move;

@@ -10,6 +10,8 @@ examples:
   qsft demo --seeds 3                              three seeds, with the spread over them
   qsft demo --noise 0                              clean demonstrations: SFT is as good
   qsft demo --wrong-teacher                        a teacher that is sure and wrong: Target-SFT loses
+  qsft demo --wrong-teacher half                   ... and wrong in half of what it teaches
+  qsft demo --worlds                               all of these side by side in one table
   qsft demo --targets sft target:eta=0.2 dft:lr=1e-3   any rows of `qsft targets`
   qsft demo --methods rft,star,grape               data-level methods beside the targets
   qsft demo --quick                                a few steps of everything, to see that it runs
@@ -37,6 +39,9 @@ def register(commands: Any) -> None:
         const="wrong",
         help="the teacher is sure of wrong products; half: of half of them",
     )
+    parser.add_argument(
+        "--worlds", action="store_true", help="right, wrong and half-wrong teacher and clean data, in one table"
+    )
     parser.add_argument("--targets", nargs="+", metavar="ROW[:KEY=VALUE,…]", help="rows to compare; lr=… is a key too")
     parser.add_argument(
         "--methods", nargs="+", default=[], metavar="NAME", help="rft, star, grape, …: see `qsft curate`"
@@ -60,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from qsft.demo.methods import METHODS, find_data_level, parse_methods
     from qsft.demo.present import present
     from qsft.demo.scenario import Scenario
+    from qsft.demo.worlds import run_worlds
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -69,6 +75,11 @@ def run(args: argparse.Namespace) -> int:
     if args.quick and args.methods:
         raise ValueError("--quick leaves a base that never answers right: --methods would find nothing to keep.")
     console = Console()
+    if args.worlds:
+        if args.noise is not None or args.wrong_teacher != "right":
+            raise ValueError("--worlds runs every world; leave --noise and --wrong-teacher out.")
+        run_worlds(args.seeds, methods, args.out, console, quick=args.quick)
+        return 0
     results = run_demo(scenario, args.seeds, methods, args.out, console, quick=args.quick)
     present(results, args.out, console)
     return 0

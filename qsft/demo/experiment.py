@@ -23,33 +23,54 @@ from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
 
 CANDIDATES = 128  # demonstrations among which the one to show is chosen
+Memory = dict[tuple[int, float, str], tuple[Path, Measurement]]  # seed, noise, method → what no teacher can change
 
 
 def run(
-    scenario: Scenario, seeds: int, methods: tuple[Method, ...], out: Path, console: Console, *, quick: bool = False
+    scenario: Scenario,
+    seeds: int,
+    methods: tuple[Method, ...],
+    out: Path,
+    console: Console,
+    *,
+    quick: bool = False,
+    memory: Memory | None = None,
 ) -> Results:
-    """The results of `seeds` worlds; fine-tuned models are written below `out`."""
-    scenario = scenario.quick() if quick else scenario
+    """The results of `seeds` worlds; fine-tuned models are written below `out`.
+
+    Scenarios that share a `memory` train and measure the methods that read no teacher once for the same demonstrations.
+    """
+    scenario, memory = scenario.quick() if quick else scenario, {} if memory is None else memory
     done = []
     for seed in range(scenario.seed, scenario.seed + seeds):
         console.print(f"\n[bold]seed {seed}[/bold]" if seeds > 1 else "", highlight=False)
         with quiet_libraries():
-            done.append(run_seed(replace(scenario, seed=seed), methods, out / f"seed-{seed}", Phases(console)))
+            here, phases = replace(scenario, seed=seed), Phases(console)
+            done.append(run_seed(here, methods, out / f"seed-{seed}", phases, memory))
     return Results(methods, tuple(done), quick)
 
 
-def run_seed(scenario: Scenario, methods: Sequence[Method], out: Path, phases: Phases) -> SeedResult:
+def run_seed(scenario: Scenario, methods: Sequence[Method], out: Path, phases: Phases, memory: Memory) -> SeedResult:
     """One world: its models, their measurements and what stands beside them."""
     base, teacher = make_models(scenario, phases)
     data = demonstrations(scenario)
     cache = cache_teacher(scenario, data, teacher, phases)
     places = {BASE: base, TEACHER: teacher}
+    models = {label: measure_model(label, place, scenario, phases) for label, place in places.items()}
     for method in methods:
-        places[method.label] = fine_tune(scenario, method, data, base, cache, out / method.slug, phases)
+        key = (scenario.seed, scenario.noise, method.slug)
+        if key in memory:
+            phases.say(method.label, "as with the other teacher: it reads none")
+            places[method.label], models[method.label] = memory[key]
+            continue
+        place = fine_tune(scenario, method, data, base, cache, out / method.slug, phases)
+        places[method.label], models[method.label] = place, measure_model(method.label, place, scenario, phases)
+        if "teacher" not in method.target.needs:
+            memory[key] = place, models[method.label]
     shown = data.select(range(min(CANDIDATES, len(data))))
     return SeedResult(
         scenario=scenario,
-        models={label: measure_model(label, place, scenario, phases) for label, place in places.items()},
+        models=models,
         knows={label: knowledge(load(place)) for label, place in places.items()},
         closed_form=compare(scenario, methods, places),
         demonstration=most_instructive(load(base), shown, cache, make_target("target")),

@@ -1,6 +1,6 @@
 """The report in a terminal, as a page that works offline, and as a picture for slides and READMEs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,25 @@ LEDE = (
 
 def present(results: Results, out: Path, console: Console) -> None:
     """Show the results and leave them in `out`: results.json, index.html, accuracy.png."""
-    said, tables, commands = findings(results), sheets(results), next_steps(results)
+    said = findings(results)
+    show(sheets(results), said, next_steps(results), results.record(said), out, console)
+
+
+def show(
+    tables: Sequence[Sheet],
+    said: Sequence[str],
+    commands: Sequence[tuple[str, str]],
+    record: Mapping[str, Any],
+    out: Path,
+    console: Console,
+) -> None:
+    """Print a report and leave it in `out`, its first sheet as a picture too."""
     for sheet in tables:
         console.print("", as_table(sheet), sep="\n")
     console.print("\n[bold]What this says[/bold]")
     for sentence in said:
         console.print(f"  • {sentence}", highlight=False)
-    write_json(out / "results.json", results.record(said))
+    write_json(out / "results.json", record)
     write_page(out / "index.html", webpage(tables, said, commands))
     console.print(f"\n[bold]Written[/bold]\n  {out / 'results.json'}\n  {out / 'index.html'}", highlight=False)
     if write_picture(tables[0], out / "accuracy.png"):
@@ -75,30 +87,43 @@ def webpage(tables: Sequence[Sheet], said: Sequence[str], commands: Sequence[tup
 
 
 def as_figure(sheet: Sheet) -> "Figure":
-    """A sheet's chart: bars with errors and a dot for every seed, or stacked bars."""
+    """A sheet's chart: bars with their errors, stacked bars or points, and a small dot for every seed."""
     import plotly.graph_objects as go
 
     chart, labels = sheet.chart, [row[0] for row in sheet.rows]
     assert chart is not None
+    single = len(chart.series) == 1
     fig = go.Figure(layout={"barmode": "stack", "xaxis": {"title": {"text": chart.unit}, "rangemode": "tozero"}})
     for colour, (name, values) in zip(COLOURS, chart.series.items()):
-        single = len(chart.series) == 1
-        fig.add_bar(
-            name=name,
-            x=values,
-            y=labels,
-            orientation="h",
-            marker={"color": colours(chart, labels) if single else colour},
-            error_x={"type": "data", "array": chart.errors, "color": GREY} if chart.errors else None,
-            text=[f"{value:.1f}" for value in values] if single else None,
-            textposition="inside",
-            insidetextanchor="start",
-            hovertemplate=f"%{{y}}, {name}: %{{x:.1f}} %<extra></extra>",
-        )
-    if chart.dots:
-        points: list[tuple[float, str]] = [(x, label) for label, xs in zip(labels, chart.dots) for x in xs]
-        x, y = zip(*points)
-        fig.add_scatter(x=x, y=y, mode="markers", name="one seed", marker={"color": ORANGE, "size": 7, "opacity": 0.8})
+        hover = f"%{{y}}, {name}: %{{x:.1f}} %<extra></extra>"
+        if chart.stacked:
+            fig.add_bar(
+                name=name,
+                x=values,
+                y=labels,
+                orientation="h",
+                marker={"color": colours(chart, labels) if single else colour},
+                error_x={"type": "data", "array": chart.errors, "color": GREY} if chart.errors else None,
+                text=[f"{value:.1f}" for value in values] if single else None,
+                textposition="inside",
+                insidetextanchor="start",
+                hovertemplate=hover,
+            )
+        else:
+            fig.add_scatter(
+                name=name, x=values, y=labels, mode="markers", marker={"color": colour, "size": 13}, hovertemplate=hover
+            )
+        if name in chart.dots:
+            points = [(x, label) for label, seeds in zip(labels, chart.dots[name]) for x in seeds]
+            small = {"color": ORANGE if single else colour, "size": 6, "opacity": 0.6}
+            fig.add_scatter(
+                x=[x for x, _ in points],
+                y=[label for _, label in points],
+                mode="markers",
+                name="one seed",
+                marker=small,
+                showlegend=single,
+            )
     fig.update_layout(yaxis={"autorange": "reversed"}, legend={"traceorder": "normal"}, showlegend=len(fig.data) > 1)
     return fig
 
@@ -116,18 +141,24 @@ def write_picture(sheet: Sheet, path: Path) -> bool:
         return False
     chart, labels = sheet.chart, [row[0] for row in sheet.rows]
     assert chart is not None
-    (values,) = chart.series.values()
+    places = range(len(labels))
     picture = Figure(figsize=(7.2, 0.6 + 0.42 * len(labels)), dpi=160, layout="constrained")
     axes: Any = picture.add_subplot()
-    axes.barh(
-        labels, values, xerr=chart.errors, color=colours(chart, labels), error_kw={"ecolor": "#333", "capsize": 2}
-    )
-    for place, (value, error) in enumerate(zip(values, chart.errors)):
-        reach = max([value + error, *(chart.dots[place] if chart.dots else [])])
-        axes.text(reach + 1, place, f"{value:.1f}", va="center", fontsize=9)
-        if chart.dots:
-            axes.plot(chart.dots[place], [place] * len(chart.dots[place]), "o", color=ORANGE, markersize=3)
-    axes.set(xlim=(0, 108), xlabel=chart.unit)
+    for colour, (name, values) in zip(COLOURS, chart.series.items()):
+        seeds = chart.dots.get(name, [[] for _ in labels])
+        if len(chart.series) == 1:
+            whiskers = {"xerr": chart.errors, "error_kw": {"ecolor": "#333333", "capsize": 2}}
+            axes.barh(places, values, color=colours(chart, labels), **whiskers)
+            for place, value, error, dots in zip(places, values, chart.errors, seeds):
+                axes.text(max([value + error, *dots]) + 1, place, f"{value:.1f}", va="center", fontsize=9)
+        else:
+            axes.plot(values, places, "o", color=colour, label=name)
+        flat = [(x, place) for place, dots in zip(places, seeds) for x in dots]
+        small = ORANGE if len(chart.series) == 1 else colour
+        axes.plot([x for x, _ in flat], [place for _, place in flat], "o", color=small, markersize=3, alpha=0.6)
+    if len(chart.series) > 1:
+        axes.legend(frameon=False)
+    axes.set(xlim=(0, 108), xlabel=chart.unit, yticks=places, yticklabels=labels)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,12 +10,17 @@ from qsft.demo.solutions import ERRORS
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars by label: one series, or several stacked; `errors`, `dots` (one per seed) and `controls` by label."""
+    """Values by label: one series or several stacked as bars, otherwise several as points.
+
+    errors   of a single series
+    dots     by series and label: a value for every seed
+    """
 
     series: dict[str, list[float]]
     unit: str
     errors: list[float] = field(default_factory=list)
-    dots: list[list[float]] = field(default_factory=list)
+    dots: dict[str, list[list[float]]] = field(default_factory=dict)
+    stacked: bool = True
     methods: frozenset[str] = frozenset()
     controls: frozenset[str] = frozenset()
 
@@ -45,18 +50,19 @@ def accuracy(results: Results) -> Sheet:
     controls = [method for method in results.methods if method.control]
     notes = [f"± is the standard error {spread}; samples are drawn at temperature 1."]
     notes += [f"{method.label}: {method.control}, a control." for method in controls]
+    what = f"Average@{scenario.samples}"
     chart = Chart(
-        {f"Average@{scenario.samples}": [line.average for line in lines]},
-        f"Average@{scenario.samples} in % (noise {scenario.noise:g}, {scenario.teacher} teacher)",
+        {what: [line.average for line in lines]},
+        f"{what} in % (noise {scenario.noise:g}, {scenario.teacher} teacher)",
         errors=[line.standard_error for line in lines],
-        dots=[line.by_seed for line in lines] if seeds > 1 else [],
+        dots={what: [line.by_seed for line in lines]} if seeds > 1 else {},
         methods=frozenset(method.label for method in results.methods),
         controls=frozenset(method.label for method in controls),
     )
     return Sheet(
         "Accuracy",
         "Accuracy in %",
-        ("model", f"Average@{scenario.samples}", "greedy", f"pass@{scenario.samples}"),
+        ("model", what, "greedy", f"pass@{scenario.samples}"),
         [
             (
                 line.label,

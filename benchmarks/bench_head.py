@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.measure import extra_memory, print_table, write_json
 from qsft import TopK, fused_target_loss, make_target, target_loss
-from qsft.losses.fused import tokens_per_chunk
+from qsft.losses.matmuls import tokens_per_chunk
 from qsft.targets.view import SideInputs
 
 K = 64

@@ -6,6 +6,7 @@ import os
 # Before torch is imported: several test processes share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")  # triton decides when it is imported: kernels run on a CPU
 
 import pytest
 import tiny
@@ -14,7 +15,8 @@ from jaxtyping import install_import_hook
 # Shapes are types: checked at run time here, free for the user. Must stand before the first import of qsft.
 # (losses.head is left out: accelerate rebuilds a ModelOutput from a dict in its first field.)
 install_import_hook(
-    ["qsft.targets", "qsft.losses.fused", "qsft.losses.reference", "qsft.losses.sums"], "typecheck.check"
+    ["qsft.targets", *(f"qsft.losses.{name}" for name in ("fused", "matmuls", "positions", "reference", "sums"))],
+    "typecheck.check",
 )
 
 

@@ -8,10 +8,11 @@ Because the gradient of every target is scale·(p − Q), no method needs a kern
 
 Matmuls want large tiles; everything else works on a small block, so only one tile exists. The gradients are computed
 while it does: three matmuls in all, none repeated; two when the weight is frozen; one when no gradient is needed; one
-more for targets whose scale depends on whole documents.
+more for targets whose scale depends on whole documents. On a GPU the second line is two kernels (slots.py) for every
+target that reads the logits only at the label and at the teacher's slots.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,34 +20,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from qsft.losses.matmuls import (
+    Projection,
+    add_product,
+    compute_dtype,
+    rows_per_block,
+    tokens_per_chunk,
+    write_product,
+)
+from qsft.losses.positions import LabelTokens
+from qsft.losses.slots import kernel_tile
 from qsft.losses.sums import SUM_NAMES, token_sums
 from qsft.targets.induced import LossTarget
-from qsft.targets.target import Mixture, Target
-from qsft.targets.view import IGNORED, Full, SideInputs, TokenView, TopK, row_dots
-
-TILE_BYTES = 512 * 2**20  # the tile of logits, some 880 tokens of a 150k vocabulary
-# What becomes p at a time; dense targets take a few more of these. Small enough for a CPU's cache; large enough that a
-# GPU is not kept waiting for the hundred small operations of a block.
-CPU_BLOCK_BYTES, GPU_BLOCK_BYTES = 32 * 2**20, 256 * 2**20
-
-
-@dataclass(frozen=True)
-class Projection:
-    """How hidden states become logits: (h·Wᵀ + bias)·logit_scale, then soft-capped."""
-
-    softcap: float | None = None
-    logit_scale: float = 1.0
-
-    def __call__(self, h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Float[Tensor, "n V"]:
-        """The logits of `h`, in the dtype of the tile `out`."""
-        z = torch.mm(h, weight.t(), out=out) if h.dtype == out.dtype else out.copy_(torch.mm(h, weight.t()))
-        if bias is not None:
-            z += bias
-        if self.logit_scale != 1.0:
-            z *= self.logit_scale
-        if self.softcap is not None:
-            z.div_(self.softcap).tanh_().mul_(self.softcap)
-        return z
+from qsft.targets.target import Target
+from qsft.targets.view import Full, SideInputs, TokenView, TopK, row_dots
 
 
 @dataclass(frozen=True)
@@ -62,6 +49,7 @@ class Spec:
     compute: torch.dtype  # of the matmuls
     stats: torch.dtype  # of the tile, the statistics and the stored gradients
     grad_of: tuple[bool, bool, bool]  # hidden, weight, bias
+    head_kernel: str
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,7 @@ class FusedOutput:
 def fused_target_loss(
     hidden: Float[Tensor, "N H"],
     weight: Float[Tensor, "V H"],
-    labels: Int[Tensor, " N"],
+    labels: Int[Tensor, " N"] | LabelTokens,
     target: Target | LossTarget,
     teacher: TopK | Full | None = None,
     *,
@@ -89,44 +77,48 @@ def fused_target_loss(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     chunk: int | None = None,
+    head_kernel: str = "auto",
 ) -> FusedOutput:
     """Σ over label tokens of scale·CE(Q, p) for logits hidden·weightᵀ, equal to `target_loss`, without those logits.
 
-    Labels of −100 are left out. `chunk` tokens are projected at a time; by default as many as fit TILE_BYTES.
+    Labels of −100 are left out; with LabelTokens they are left out already, and nothing waits for the device.
+    `chunk` tokens are projected at a time. `head_kernel` is "torch", "triton", or "auto": triton on a GPU that has it.
 
     >>> from qsft.targets.zoo import make_target
     >>> out = fused_target_loss(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 0]), make_target("sft"))
     >>> round(out.loss.item(), 4)   # 2·ln 4
     2.7726
     """
-    keep = labels != IGNORED
-    if not bool(keep.all()):
-        hidden, labels = hidden[keep], labels[keep]
-        teacher = None if teacher is None else teacher[keep]
-        side = None if side is None else side[keep]
+    if isinstance(labels, Tensor):
+        labels = LabelTokens.of(labels)
+        if not labels.all_kept:
+            hidden = labels.rows(hidden)
+            teacher = None if teacher is None else teacher[labels.index]
+            side = None if side is None else side[labels.index]
     _check(weight, labels, teacher)
     stats = torch.promote_types(torch.float32, hidden.dtype)
+    # Inside a Function grad mode is always off and needs_input_grad ignores no_grad, so it is decided out here.
     enabled = torch.is_grad_enabled()
+    grad_of = tuple(enabled and t is not None and t.requires_grad for t in (hidden, weight, bias))
     spec = Spec(
-        labels=labels,
+        labels=labels.labels,
         target=target,
-        teacher=None if teacher is None else teacher.to(hidden.device, stats).within(weight.shape[0]),
-        side=side or SideInputs(),
+        teacher=None if teacher is None else teacher.to(hidden.device, stats).within(len(weight)),
+        side=(side or SideInputs()).map(lambda value: value.to(hidden.device)),
         projection=Projection(softcap, logit_scale),
-        chunk=chunk or tokens_per_chunk(labels.numel(), weight.shape[0], stats),
-        compute=_compute_dtype(hidden, weight),
+        chunk=chunk or tokens_per_chunk(len(hidden), len(weight), stats, hidden.shape[-1] if grad_of[1] else 0),
+        compute=compute_dtype(hidden, weight),
         stats=stats,
-        # Inside a Function grad mode is always off and needs_input_grad ignores no_grad, so it is decided out here.
-        grad_of=tuple(enabled and t is not None and t.requires_grad for t in (hidden, weight, bias)),  # type: ignore[arg-type]
+        grad_of=grad_of,  # type: ignore[arg-type]
+        head_kernel=head_kernel,
     )
-    loss, sums = _FusedTargetLoss.apply(hidden, weight, bias, spec)
-    return FusedOutput(loss, sums)
+    return FusedOutput(*_FusedTargetLoss.apply(hidden, weight, bias, spec))
 
 
 def fused_label_logps(
     hidden: Float[Tensor, "N H"],
     weight: Float[Tensor, "V H"],
-    labels: Int[Tensor, " N"],
+    labels: Int[Tensor, " N"] | LabelTokens,
     *,
     bias: Float[Tensor, " V"] | None = None,
     softcap: float | None = None,
@@ -134,28 +126,13 @@ def fused_label_logps(
     chunk: int | None = None,
 ) -> Float[Tensor, " N"]:
     """log p_y of every label, without gradient and without full logits: one matmul in chunks."""
+    labels = LabelTokens.of(labels) if isinstance(labels, Tensor) else labels
     _check(weight, labels, None)
     stats = torch.promote_types(torch.float32, hidden.dtype)
-    chunk = chunk or tokens_per_chunk(labels.numel(), weight.shape[0], stats)
-    compute = _compute_dtype(hidden, weight)
-    projection = Projection(softcap, logit_scale)
+    chunk = chunk or tokens_per_chunk(len(hidden), len(weight), stats)
+    compute, projection = compute_dtype(hidden, weight), Projection(softcap, logit_scale)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        return _label_logps(hidden.to(compute), weight.to(compute), bias, labels, projection, chunk, stats)
-
-
-def tokens_per_chunk(tokens: int, vocab_size: int, dtype: torch.dtype) -> int:
-    """How many tokens to project at a time: as many as fit TILE_BYTES, in chunks of equal size."""
-    chunks = -(-tokens // _rows_within(TILE_BYTES, vocab_size, dtype))
-    return max(1, -(-tokens // max(1, chunks)))
-
-
-def rows_per_block(vocab_size: int, dtype: torch.dtype, device: str) -> int:
-    """How many rows of a tile to turn into gradients at a time on this type of device."""
-    return _rows_within(CPU_BLOCK_BYTES if device == "cpu" else GPU_BLOCK_BYTES, vocab_size, dtype)
-
-
-def _rows_within(size: int, vocab_size: int, dtype: torch.dtype) -> int:
-    return max(1, size // (vocab_size * dtype.itemsize))
+        return _label_logps(hidden.to(compute), weight.to(compute), bias, labels.labels, projection, chunk, stats)
 
 
 class _FusedTargetLoss(torch.autograd.Function):
@@ -188,9 +165,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> tuple[Tensor, Tensor, Gradients]:
     h_all, w = hidden.to(spec.compute), weight.to(spec.compute)
-    side = spec.side.map(lambda value: value.to(hidden.device))
     scores = (h_all, w, bias, spec.labels, spec.projection, spec.chunk, spec.stats)
-    side = spec.target.prepare(side, spec.teacher, lambda: _label_logps(*scores))
+    spec = replace(spec, side=spec.target.prepare(spec.side, spec.teacher, lambda: _label_logps(*scores)))
     # Every row is written by the chunks below, the first of which overwrites; without any chunk they must be zeros.
     allocate = torch.empty_like if len(hidden) else torch.zeros_like
     grads: Gradients = tuple(  # type: ignore[assignment]
@@ -200,69 +176,63 @@ def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) ->
     loss = hidden.new_zeros((), dtype=spec.stats)
     sums = hidden.new_zeros(len(SUM_NAMES), dtype=spec.stats)
     tile = hidden.new_empty((min(spec.chunk, len(hidden)), len(weight)), dtype=spec.stats)
-    scratch = torch.empty_like(tile[: rows_per_block(len(weight), spec.stats, hidden.device.type)])
+    work = kernel_tile(spec, bias, tile) or TorchTile(spec, bias, tile)
     for start in range(0, len(hidden), spec.chunk):
         h = h_all[start : start + spec.chunk]
-        z = spec.projection(h, w, bias, out=tile[: len(h)])
-        for at, block in zip(range(start, start + len(h), len(scratch)), z.split(len(scratch))):
-            rows = slice(at, at + len(block))
-            block_loss, block_sums = _gradient_over_logits_(block, scratch[: len(block)], side[rows], rows, spec)
+        z = write_product(h, w.t(), out=tile[: len(h)])
+        for at in range(0, len(h), work.rows):
+            block = z[at : at + work.rows]
+            block_loss, block_sums = work.gradient_over_logits_(block, slice(start + at, start + at + len(block)))
             loss += block_loss
             sums += block_sums
         if any(spec.grad_of):
-            _accumulate(grads, z, h, w, start, spec.compute)
+            _accumulate(grads, work.gradient(z), h, w, start)
     return loss, sums, grads
 
 
-def _gradient_over_logits_(
-    z: Float[Tensor, "n V"], p: Float[Tensor, "n V"], side: SideInputs, rows: slice, spec: Spec
-) -> tuple[Tensor, Tensor]:
-    """The loss and the sums of these rows; ∂loss/∂(h·Wᵀ) takes the place of their logits, `p` is room to work in."""
-    top = z.max(dim=-1)
-    torch.softmax(z, dim=-1, out=p)
-    lse = top.values - p.gather(-1, top.indices[:, None])[:, 0].log()  # p_max = exp(z_max − lse)
-    view = TokenView(z, spec.labels[rows], lse, None if spec.teacher is None else spec.teacher[rows], side)
-    q = spec.target(view)
-    loss_and_sums = token_sums(view, q, lse - row_dots(p, z), top.indices)
-    if any(spec.grad_of):
-        _write_gradient_(z, p, q, spec.projection)
-    return loss_and_sums
+class TorchTile:
+    """What happens to a tile of products h·Wᵀ between the matmuls, in plain torch: right for every target."""
+
+    def __init__(self, spec: Spec, bias: Tensor | None, tile: Float[Tensor, "n V"]) -> None:
+        self.spec, self.bias = spec, bias
+        self.rows = rows_per_block(tile.shape[-1], spec.stats, tile.device.type)
+        self.scratch = torch.empty_like(tile[: self.rows])
+
+    def gradient_over_logits_(self, z: Float[Tensor, "n V"], rows: slice) -> tuple[Tensor, Tensor]:
+        """The loss and the sums of these rows; ∂loss/∂(h·Wᵀ) takes the place of their products."""
+        spec, p = self.spec, self.scratch[: len(z)]
+        spec.projection.finish_(z, self.bias)
+        top = z.max(dim=-1)
+        torch.softmax(z, dim=-1, out=p)
+        lse = top.values - p.gather(-1, top.indices[:, None])[:, 0].log()  # p_max = exp(z_max − lse)
+        teacher = None if spec.teacher is None else spec.teacher[rows]
+        view = TokenView(z, spec.labels[rows], lse, teacher, spec.side[rows])
+        q = spec.target(view)
+        loss_and_sums = token_sums(view, q, lse - row_dots(p, z), top.indices)
+        if any(spec.grad_of):
+            softcap = spec.projection.softcap
+            scale = q.scale * spec.projection.logit_scale
+            grad = q.write_gradient(p, scale, out=z if softcap is None else p)
+            if softcap is not None:
+                z.div_(softcap).square_().neg_().add_(1.0).mul_(grad)
+        return loss_and_sums
+
+    def gradient(self, z: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+        """The tile once all its rows hold their gradient."""
+        return z
 
 
-def _write_gradient_(z: Float[Tensor, "n V"], p: Float[Tensor, "n V"], q: Mixture, projection: Projection) -> None:
-    """scale·(p − Q)·∂z/∂(h·Wᵀ) written over z; p is overwritten too where the projection is soft-capped."""
-    scale = q.scale * projection.logit_scale
-    student = torch.zeros_like(scale)
-    for mass, dist in q.terms:
-        student += mass * (1.0 - dist.student_share())
-    grad = torch.mul(p, (scale * student)[:, None], out=z if projection.softcap is None else p)
-    for mass, dist in q.terms:
-        dist.subtract_(grad, scale * mass)
-    if projection.softcap is not None:
-        z.div_(projection.softcap).square_().neg_().add_(1.0).mul_(grad)
-
-
-def _accumulate(grads: Gradients, grad: Tensor, h: Tensor, w: Tensor, start: int, compute: torch.dtype) -> None:
+def _accumulate(grads: Gradients, grad: Float[Tensor, "n V"], h: Tensor, w: Tensor, start: int) -> None:
     grad_hidden, grad_weight, grad_bias = grads
-    rows = slice(start, start + len(h))
-    keep = 0.0 if start == 0 else 1.0  # of what the weight's and bias's gradients hold; 0 also drops NaN
     if grad_bias is not None:
-        columns = grad.sum(dim=0)
-        grad_bias.copy_(grad_bias + columns if keep else columns)
-    exact = grad.dtype == compute
-    grad = grad.to(compute)
+        columns = grad.sum(dim=0, dtype=grad_bias.dtype)
+        grad_bias.copy_(grad_bias + columns if start else columns)
+    narrow = grad.to(w.dtype)
     if grad_hidden is not None:
-        if exact:
-            torch.mm(grad, w, out=grad_hidden[rows])
-        else:
-            grad_hidden[rows] = torch.mm(grad, w)
+        write_product(narrow, w, out=grad_hidden[start : start + len(h)])
     if grad_weight is not None:
-        if exact:
-            grad_weight.addmm_(grad.t(), h, beta=keep)
-        elif keep:
-            grad_weight += torch.mm(grad.t(), h)
-        else:
-            grad_weight.copy_(torch.mm(grad.t(), h))
+        wide = w.dtype == torch.float16  # see add_product
+        add_product(grad_weight, (grad if wide else narrow).t(), h, first=start == 0)
 
 
 def _label_logps(
@@ -277,25 +247,10 @@ def _label_logps(
     return torch.cat(logps)
 
 
-def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """What F.linear would compute in: the autocast dtype when it is on, else the wider of the two."""
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return torch.promote_types(hidden.dtype, weight.dtype)
-
-
-def _check(weight: Tensor, labels: Tensor, teacher: TopK | Full | None) -> None:
-    vocab_size = weight.shape[0]
-    bad = (labels < 0) | (labels >= vocab_size)
-    if bool(bad.any()):
-        where = int(bad.nonzero()[0])
+def _check(weight: Tensor, labels: LabelTokens, teacher: TopK | Full | None) -> None:
+    labels.check(len(weight))
+    if isinstance(teacher, TopK) and teacher.ids.shape[-1] > len(weight):
         raise ValueError(
-            f"label {int(labels[where])} at label position {where} is outside the head's {vocab_size} rows. "
-            "Another tokenizer made the data, or the embedding was not resized; −100 marks ignored tokens."
-        )
-    if isinstance(teacher, TopK) and teacher.ids.shape[-1] > vocab_size:
-        raise ValueError(
-            f"the teacher gives {teacher.ids.shape[-1]} tokens per position, but the vocabulary has only {vocab_size}. "
-            "Ask for a smaller top-k."
+            f"the teacher gives {teacher.ids.shape[-1]} tokens per position, but the vocabulary has only "
+            f"{len(weight)}. Ask for a smaller top-k."
         )

@@ -24,15 +24,17 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from qsft.losses.fused import fused_label_logps, fused_target_loss
+from qsft.losses.positions import LabelTokens
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
-from qsft.targets.view import IGNORED, SideInputs, TopK
+from qsft.targets.view import SideInputs, TopK
 
 _BITS = {torch.float16: torch.int16, torch.float32: torch.int32}
 _FLOATS = {bits: floats for floats, bits in _BITS.items()}
 
 TEACHER_INPUTS = ("teacher_ids", "teacher_logps", "teacher_label_logp", "teacher_log_tail")
 SIDE_INPUTS = ("ref_logp", "old_logp", "weight", "critical", "document")
+WHOLE_INPUTS = ("teacher", "vocab_size", "label_count")  # the last is the number of labels, where it is known
 CARRIED_AS_BITS = (*TEACHER_INPUTS[1:], "ref_logp", "old_logp", "weight")
 
 
@@ -89,16 +91,19 @@ def base_causal_lm(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
-def attach_target_head(model: nn.Module) -> None:
+def attach_target_head(model: nn.Module, head_kernel: str | None = None) -> None:
     """Teach `model.forward` the keywords `target=` and `label_logps=`; without them it is the forward it was.
 
-    Call it after PEFT has wrapped the model and before accelerate does. Attaching twice changes nothing.
+    Call it after PEFT has wrapped the model and before accelerate does. Attaching twice changes nothing, but for the
+    `head_kernel` where one is given ("auto", "torch" or "triton": see `fused_target_loss`).
     """
     base = base_causal_lm(model)
     refuse_adapted_head(base)
-    if getattr(base, "has_target_head", False):  # on the module: accelerate wraps the forward once more
+    base.target_head_kernel = head_kernel or getattr(base, "target_head_kernel", "auto")  # type: ignore[assignment]
+    if hasattr(base, "forward_without_target"):  # on the module: accelerate wraps the forward once more
         return
-    original = base.forward
+    # A bound method on the module, not a variable of `forward`: a deep copy of the model gets its own.
+    base.forward_without_target = base.forward  # type: ignore[assignment]
 
     # The original signature stays visible: generate and Trainer read it.
     @functools.wraps(type(base).forward)
@@ -111,9 +116,10 @@ def attach_target_head(model: nn.Module) -> None:
     ) -> Any:
         if target is not None:
             return _target_forward(self, args, kwargs, target)
-        return _label_logps_forward(self, args, kwargs) if label_logps else original(*args, **kwargs)
+        if label_logps:
+            return _label_logps_forward(self, args, kwargs)
+        return self.forward_without_target(*args, **kwargs)  # type: ignore[operator]
 
-    base.has_target_head = True  # type: ignore[assignment]
     base.forward = types.MethodType(forward, base)
 
 
@@ -128,7 +134,6 @@ def label_logps(model: nn.Module, **inputs: Any) -> Float[Tensor, "B T"]:
     return logps
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def in_output_layer(model: nn.Module, hidden: Float[Tensor, "N H"], compute: Callable[[Tensor, Head], Any]) -> Any:
     """compute(hidden, head), run as the forward of the model's output layer, so that the layer's hooks fire.
 
@@ -194,57 +199,96 @@ def refuse_adapted_head(base: nn.Module) -> None:
 def _target_forward(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], target: Target | LossTarget
 ) -> TargetOutput:
-    labels, inputs = _take(kwargs, "labels"), {name: kwargs.pop(name, None) for name in (*TEACHER_INPUTS, *SIDE_INPUTS)}
-    teacher, vocab_size = kwargs.pop("teacher", None), kwargs.pop("vocab_size", None)
-    hidden, keep, labels, aux_loss = label_states(model, args, kwargs, labels)
-    rows = {name: _rows(name, value, keep) for name, value in inputs.items() if value is not None}
-    if teacher is None and "teacher_ids" in rows:
-        optional = (rows.get(name) for name in TEACHER_INPUTS[2:])
-        teacher = TopK(rows["teacher_ids"].long(), rows["teacher_logps"], *optional)
-    side = SideInputs(**{name: rows[name] for name in SIDE_INPUTS if name in rows}, vocab_size=vocab_size)
-
-    def fused(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-        on_head = labels.to(hidden.device)
-        out = fused_target_loss(hidden, head.weight, on_head, target, teacher, side=side, **head.shape_of_logits)
-        return out.loss, out.sums  # a tuple: hooks look for tensors in it
-
-    loss, sums = in_output_layer(model, hidden, fused)
+    labels = _take(kwargs, "labels")
+    given = {name: kwargs.pop(name, None) for name in (*TEACHER_INPUTS, *SIDE_INPUTS, *WHOLE_INPUTS)}
+    states, aux_loss = backbone_states(model, args, kwargs)
+    loss, sums = _target_loss(model, states, labels, target, given)
     return TargetOutput(loss=loss, sums=sums, aux_loss=aux_loss)
 
 
+# torch.compile traces the backbone and stops here. Everything is an argument: what a traced function closes over is
+# the first call's for all that follow.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _target_loss(
+    model: nn.Module,
+    states: Float[Tensor, "B T H"],
+    labels: Int[Tensor, "B T"],
+    target: Target | LossTarget,
+    given: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    hidden, tokens = _label_rows(states, labels, given["label_count"])
+    per_token = {name: given[name] for name in (*TEACHER_INPUTS, *SIDE_INPUTS) if given[name] is not None}
+    rows = {name: _rows(name, value, tokens) for name, value in per_token.items()}
+    teacher = given["teacher"]
+    if teacher is None and "teacher_ids" in rows:
+        optional = (rows.get(name) for name in TEACHER_INPUTS[2:])
+        teacher = TopK(rows["teacher_ids"].long(), rows["teacher_logps"], *optional)
+    side = SideInputs(**{name: rows[name] for name in SIDE_INPUTS if name in rows}, vocab_size=given["vocab_size"])
+    head_kernel: Any = base_causal_lm(model).target_head_kernel
+
+    def fused(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+        out = fused_target_loss(
+            hidden, head.weight, tokens.to(hidden.device), target, teacher,
+            side=side, head_kernel=head_kernel, **head.shape_of_logits,
+        )  # fmt: skip
+        return out.loss, out.sums  # a tuple: hooks look for tensors in it
+
+    result: tuple[Tensor, Tensor] = in_output_layer(model, hidden, fused)
+    return result
+
+
 def _label_logps_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Float[Tensor, "B T"]:
-    labels = _take(kwargs, "labels")
-    hidden, keep, kept_labels, _ = label_states(model, args, kwargs, labels)
+    labels, count = _take(kwargs, "labels"), kwargs.pop("label_count", None)
+    states, _ = backbone_states(model, args, kwargs)
+    logps: Tensor = _logps_of_states(model, states, labels, count)
+    return logps
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _logps_of_states(model: nn.Module, states: Tensor, labels: Tensor, count: int | None) -> Float[Tensor, "B T"]:
+    hidden, tokens = _label_rows(states, labels, count)
 
     def fused(hidden: Tensor, head: Head) -> Tensor:
-        return fused_label_logps(hidden, head.weight, kept_labels.to(hidden.device), **head.shape_of_logits)
+        return fused_label_logps(hidden, head.weight, tokens.to(hidden.device), **head.shape_of_logits)
 
-    logps: Tensor = in_output_layer(model, hidden, fused).to(keep.device)
-    full = logps.new_zeros(labels.shape)
-    full[:, 1:][keep] = logps
-    return full
+    logps: Tensor = in_output_layer(model, hidden, fused).to(tokens.index.device)
+    after_first = logps.new_zeros(labels[:, 1:].shape)
+    after_first.view(-1)[tokens.index] = logps
+    return nn.functional.pad(after_first, (1, 0))
 
 
 def label_states(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: Int[Tensor, "B T"]
-) -> tuple[Float[Tensor, "N H"], Tensor, Int[Tensor, " N"], Tensor | None]:
-    """Hidden states that predict a label, where they are ([B, T−1]), the labels themselves, and the auxiliary loss.
+) -> tuple[Float[Tensor, "N H"], LabelTokens]:
+    """Hidden states that predict a label, and the labels themselves (their index is into labels[:, 1:]).
 
-    `args` and `kwargs` are those of the causal LM's forward. The state at t−1 predicts token t: this is the package's
-    only shift, for training, for scoring and for a teacher's capture.
+    `args` and `kwargs` are those of the causal LM's forward.
     """
+    return _label_rows(backbone_states(model, args, kwargs)[0], labels, None)
+
+
+def backbone_states(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Float[Tensor, "B T H"], Tensor | None]:
+    """The last hidden states of the causal LM's backbone, and its auxiliary loss where it has one."""
     kwargs["use_cache"] = False
     if getattr(model.config.get_text_config(), "output_router_logits", False):  # type: ignore[union-attr, operator]
         kwargs.setdefault("output_router_logits", True)
     outputs = model.base_model(*args, **kwargs)  # type: ignore[operator]
-    states, labels = outputs.last_hidden_state[:, :-1], labels[:, 1:].to(outputs.last_hidden_state.device)
-    keep = labels != IGNORED
-    return states[keep], keep, labels[keep], _aux_loss(model, outputs, kwargs)
+    return outputs.last_hidden_state, _aux_loss(model, outputs, kwargs)
 
 
-def _rows(name: str, value: Tensor, keep: Tensor) -> Tensor:
+def _label_rows(
+    states: Float[Tensor, "B T H"], labels: Int[Tensor, "B T"], count: int | None
+) -> tuple[Float[Tensor, "N H"], LabelTokens]:
+    """The state at t−1 predicts token t: this is the package's only shift, for training, scoring and capturing."""
+    tokens = LabelTokens.of(labels[:, 1:].to(states.device), count)
+    return tokens.rows(states[:, :-1].flatten(0, 1)), tokens
+
+
+def _rows(name: str, value: Tensor, tokens: LabelTokens) -> Tensor:
     """The rows of a [B, T, …] input at label positions, shifted with the labels; bits are floats again."""
-    rows = value.to(keep.device)[:, 1:][keep]
+    rows = tokens.rows(value.to(tokens.index.device)[:, 1:].flatten(0, 1))
     return from_bits(rows) if name in CARRIED_AS_BITS else rows
 
 

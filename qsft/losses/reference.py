@@ -36,7 +36,7 @@ def target_loss(
     q = target(
         TokenView(fixed.logits, labels, fixed.lse, teacher, target.prepare(side, teacher, lambda: fixed.label_logp))
     )
-    view = TokenView.of(logits, labels)
+    view = TokenView.of(logits, labels, teacher)
     per_token = torch.zeros_like(view.lse)
     for mass, dist in q.terms:
         per_token = per_token + torch.where(mass == 0, 0.0, mass * dist.cross_entropy(view))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qsft.losses.fused import rows_per_block, tokens_per_chunk
+from qsft.losses.matmuls import rows_per_block, tokens_per_chunk
 from qsft.recipe.rehearsal import Parameter, Rehearsed
 
 FP32 = torch.float32
@@ -108,7 +108,7 @@ def head_bytes(head: Parameter, tokens: int, top_k: int, compute: torch.dtype, d
     rows; with bf16 matmuls a cast tile and one product more.
     """
     vocab, width = head.shape
-    chunk = tokens_per_chunk(tokens, vocab, FP32)
+    chunk = tokens_per_chunk(tokens, vocab, FP32, width if head.trainable else 0)
     block = min(chunk, rows_per_block(vocab, FP32, device))
     tile = (chunk + block) * vocab * FP32.itemsize
     gradients = (tokens + (vocab if head.trainable else 0)) * width * FP32.itemsize

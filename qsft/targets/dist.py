@@ -2,19 +2,21 @@
 
 A target is a short sum Q = Σ mass·dist, so the gradient p − Q never needs Q as a V-sized tensor:
 
-    grad = (Σ mass − Σ mass·student_share)·p, then every dist does grad −= mass·(what is left of it)
+    grad = Σ mass·(1 − student_share)·p, then every dist does grad −= mass·(what is left of it)
 
-`student_share` is the part of a distribution that is proportional to p on the whole vocabulary.
+`student_share` is the factor c of the part c·p of a distribution. On the teacher's slots it may be another one.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.targets.view import EMPTY, TokenView, log_complement, row_dots
+from qsft.targets.view import TokenView, TopK, row_dots
+
+NO_TAIL = -80.0  # log P_tail at which the student has nothing outside the slots: e^80 is still far from overflow
 
 
 class Dist(ABC):
@@ -28,17 +30,13 @@ class Dist(ABC):
     def subtract_(self, grad: Float[Tensor, "N V"], mass: Float[Tensor, " N"]) -> None:
         """grad −= mass·dist in place, without the part that `student_share` accounts for."""
 
-    def student_share(self) -> Tensor | float:
-        """The factor c for which dist = c·p + (what `subtract_` subtracts)."""
+    def student_share(self, on_slots: bool = False) -> Tensor | float:
+        """The factor c for which dist = c·p + (what `subtract_` subtracts), off or on the teacher's slots."""
         return 0.0
 
-    def dense(self, p: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-        """The distribution written out over the vocabulary, for pictures and tests."""
-        ones = p.new_ones(p.shape[0])
-        minus = torch.zeros_like(p)
-        self.subtract_(minus, ones)
-        share = torch.as_tensor(self.student_share(), dtype=p.dtype, device=p.device).expand(p.shape[0])
-        return share[:, None] * p - minus
+    def at(self, ids: Int[Tensor, "N C"], p: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
+        """The probabilities of the tokens `ids`, to which the student gives `p`."""
+        raise NotImplementedError(f"{type(self).__name__} is written out over the vocabulary")
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,9 @@ class OneHot(Dist):
     def subtract_(self, grad: Float[Tensor, "N V"], mass: Float[Tensor, " N"]) -> None:
         grad.scatter_add_(-1, self.labels[:, None], -mass[:, None])
 
+    def at(self, ids: Int[Tensor, "N C"], p: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
+        return (ids == self.labels[:, None]).to(p.dtype)
+
 
 @dataclass(frozen=True)
 class Student(Dist):
@@ -65,8 +66,11 @@ class Student(Dist):
     def subtract_(self, grad: Float[Tensor, "N V"], mass: Float[Tensor, " N"]) -> None:
         """Nothing is left: all of it is proportional to p."""
 
-    def student_share(self) -> float:
+    def student_share(self, on_slots: bool = False) -> float:
         return 1.0
+
+    def at(self, ids: Int[Tensor, "N C"], p: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
+        return p
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,10 @@ class Sparse(Dist):
         """K columns per row; adding, not writing, keeps repeated ids right."""
         grad.scatter_add_(-1, self.ids, -mass[:, None] * self.probs)
 
+    def at(self, ids: Int[Tensor, "N C"], p: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
+        same = ids[:, :, None] == self.ids[:, None, :]
+        return torch.where(same, self.probs[:, None, :], 0.0).sum(dim=-1)
+
 
 @dataclass(frozen=True)
 class Dense(Dist):
@@ -115,33 +123,27 @@ class Dense(Dist):
 
 @dataclass(frozen=True)
 class Ghost(Dist):
-    """p restricted to the tokens *outside* the teacher's support S and renormalised: p_v/P_tail.
+    """p restricted to the tokens *outside* the teacher's slots and renormalised: p_v/P_tail.
 
     Its loss term is −log P_tail, whose gradient p − ghost is exact without any V-sized target.
     """
 
-    ids: Int[Tensor, "N K"]
-    live: Bool[Tensor, "N K"]
-    p_support: Float[Tensor, "N K"]
-    p_tail: Float[Tensor, " N"]
+    slots: Int[Tensor, "N K"]
+    log_tail: Float[Tensor, " N"]  # log P_tail
 
     @classmethod
-    def outside(cls, view: TokenView, ids: Int[Tensor, "N K"], live: Bool[Tensor, "N K"]) -> "Ghost":
-        """The ghost of the tokens outside the live slots `ids`."""
-        logp = view.logp_at(ids).masked_fill(~live, EMPTY)
-        return cls(ids, live, logp.exp(), log_complement(logp.logsumexp(dim=-1)).exp())
+    def outside(cls, view: TokenView, teacher: TopK) -> "Ghost":
+        return cls(teacher.slots, (view.lse_outside - view.lse).clamp(min=NO_TAIL))
 
     def cross_entropy(self, view: TokenView) -> Float[Tensor, " N"]:
-        logp = view.logp_at(self.ids).masked_fill(~self.live, EMPTY)
-        nothing_live = ~self.live.any(dim=-1)
-        # logsumexp over empty slots has no gradient (0/0): those rows carry no ghost mass, any finite value serves.
-        logp = logp.masked_fill(nothing_live[:, None], -1e4)
-        return -log_complement(logp.logsumexp(dim=-1))
+        return view.lse - view.lse_outside
 
-    def student_share(self) -> Tensor:
-        """1/P_tail everywhere; `subtract_` puts back what that takes from S."""
-        return 1.0 / self.p_tail
+    def student_share(self, on_slots: bool = False) -> Tensor | float:
+        return 0.0 if on_slots else (-self.log_tail).exp()
 
     def subtract_(self, grad: Float[Tensor, "N V"], mass: Float[Tensor, " N"]) -> None:
-        """Undo p/P_tail on the support."""
-        grad.scatter_add_(-1, self.ids, (mass / self.p_tail)[:, None] * self.p_support)
+        """Nothing is left: it is proportional to p outside the slots and zero on them."""
+
+    def at(self, ids: Int[Tensor, "N C"], p: Float[Tensor, "N C"]) -> Float[Tensor, "N C"]:
+        inside = (ids[:, :, None] == self.slots[:, None, :]).any(dim=-1)
+        return (p * (-self.log_tail).exp()[:, None]).masked_fill(inside, 0.0)

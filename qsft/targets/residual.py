@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qsft.targets.did_you_mean import check_choice, check_range
-from qsft.targets.dist import Dense, Dist, Ghost, Sparse, Student, Uniform
+from qsft.targets.dist import NO_TAIL, Dense, Dist, Ghost, Sparse, Student, Uniform
 from qsft.targets.view import EMPTY, Full, TokenView, TopK
 
 Terms = list[tuple[Tensor, Dist]]
@@ -122,8 +122,8 @@ class Guided:
         log_weights = self._blend(view.logp_at(teacher.ids), teacher.logps)
         if self.tail == "drop":
             return on_support(teacher, log_weights)
-        ghost = Ghost.outside(view, teacher.ids, teacher.live)
-        return with_ghost(view, teacher, log_weights, self._blend(ghost.p_tail.log(), teacher.log_outside), ghost)
+        log_tail = self._blend(view.lse_outside - view.lse, teacher.log_outside)
+        return with_ghost(view, teacher, log_weights, log_tail)
 
     def _blend(self, student: Tensor, teacher: Tensor) -> Tensor:
         """a·log p + b·log t; a student power of 0 leaves log p out, since 0·−inf is NaN."""
@@ -193,23 +193,19 @@ def on_support(teacher: TopK, log_weights: Float[Tensor, "N K"]) -> Terms:
     """`drop`: softmax of `log_weights` over the live slots; a position without any falls back to the student."""
     empty = teacher.empty.to(log_weights.dtype)
     probs = log_weights.masked_fill(~teacher.live, EMPTY).masked_fill(teacher.empty[:, None], 0.0).softmax(dim=-1)
-    return [(1.0 - empty, Sparse(teacher.ids, probs)), (empty, Student())]
+    return [(1.0 - empty, Sparse(teacher.slots, probs)), (empty, Student())]
 
 
 def with_ghost(
-    view: TokenView,
-    teacher: TopK,
-    log_weights: Float[Tensor, "N K"],
-    log_tail: Float[Tensor, " N"],
-    ghost: Ghost | None = None,
+    view: TokenView, teacher: TopK, log_weights: Float[Tensor, "N K"], log_tail: Float[Tensor, " N"]
 ) -> Terms:
     """`ghost`: the support as in `drop`, beside one bucket of weight `log_tail` for everything outside it.
 
-    Where the student has less than 1e-7 outside S, float32 cannot tell its tail from rounding: no ghost there.
+    There is no ghost where the student has nothing outside S.
     """
-    ghost = ghost or Ghost.outside(view, teacher.ids, teacher.live)
+    ghost = Ghost.outside(view, teacher)
     (inside, sparse), (empty, student) = on_support(teacher, log_weights)
     log_inside = log_weights.masked_fill(~teacher.live, EMPTY).logsumexp(dim=-1)
-    has_tail = (ghost.p_tail > 1.01e-7) & ~teacher.empty
+    has_tail = (ghost.log_tail > NO_TAIL) & ~teacher.empty
     share = torch.where(has_tail, torch.sigmoid(log_tail - log_inside), 0.0)
     return [(inside - share, sparse), (share, ghost), (empty, student)]

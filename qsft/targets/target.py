@@ -8,10 +8,10 @@ from numbers import Real
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.targets.dist import Dense, Dist, OneHot
+from qsft.targets.dist import Dense, Dist, Ghost, OneHot
 from qsft.targets.residual import Terms
 from qsft.targets.trust import Constant, PerToken
 from qsft.targets.view import ROLES, Full, SideInputs, TokenView, TopK
@@ -35,10 +35,36 @@ class Mixture:
 
     def dense(self, p: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
         """Q written out over the vocabulary, for pictures and tests."""
+        gradient = self.write_gradient(p, torch.ones_like(self.scale), out=torch.empty_like(p))
+        return torch.stack([mass for mass, _ in self.terms]).sum(dim=0)[:, None] * p - gradient
+
+    def student_factor(self, on_slots: bool = False) -> PerToken:
+        """The factor of p in p − Q, off or on the teacher's slots."""
+        total = torch.zeros_like(self.scale)
+        for mass, dist in self.terms:
+            total += mass * (1.0 - dist.student_share(on_slots))
+        return total
+
+    def write_gradient(
+        self, p: Float[Tensor, "N V"], scale: PerToken, out: Float[Tensor, "N V"]
+    ) -> Float[Tensor, "N V"]:
+        """scale·(p − Q), in `out`, which may be p itself."""
+        slots = next((dist.slots for _, dist in self.terms if isinstance(dist, Ghost)), None)
+        # Written, not corrected: off the slots p may be weighed a million times as much.
+        on_slots = None if slots is None else p.gather(-1, slots) * (scale * self.student_factor(True))[:, None]
+        torch.mul(p, (scale * self.student_factor())[:, None], out=out)
+        if slots is not None and on_slots is not None:
+            out.scatter_(-1, slots, on_slots)
+        for mass, dist in self.terms:
+            dist.subtract_(out, scale * mass)
+        return out
+
+    def gradient_at(self, ids: Int[Tensor, "N C"], p: Float[Tensor, "N C"], scale: PerToken) -> Float[Tensor, "N C"]:
+        """scale·(p − Q) of the tokens `ids`, to which the student gives `p`."""
         total = torch.zeros_like(p)
         for mass, dist in self.terms:
-            total += mass[:, None] * dist.dense(p)
-        return total
+            total += mass[:, None] * (p - dist.at(ids, p))
+        return scale[:, None] * total
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 TensorMap = Callable[[Tensor], Tensor]
 ROLES = ("teacher", "reference")  # of a distribution from outside: to learn from, or to stay close to
 IGNORED = -100  # the label of a token that nothing is learnt from
+HOLE = -1e18  # a logit that stands for no token: beyond all real ones, and nothing made of it overflows
 EMPTY = float("-inf")  # the log-prob of a teacher slot that holds nothing
 
 
@@ -41,6 +42,11 @@ class TopK:
     def empty(self) -> Bool[Tensor, " N"]:
         """Positions at which the teacher says nothing: the residual falls back to the student itself."""
         return ~self.live.any(dim=-1)
+
+    @cached_property
+    def slots(self) -> Int[Tensor, "N K"]:
+        """`ids` with the likeliest token in place of what empty slots hold: all of them may be read and written."""
+        return torch.where(self.live, self.ids, self.ids.gather(-1, self.logps.argmax(dim=-1, keepdim=True)))
 
     @cached_property
     def log_outside(self) -> Float[Tensor, " N"]:
@@ -135,6 +141,7 @@ class TokenView:
     lse: Float[Tensor, " N"]
     teacher: TopK | Full | None = None
     side: SideInputs = SideInputs()
+    outside: Float[Tensor, " N"] | None = None  # `lse_outside`, where it is known already
 
     @classmethod
     def of(
@@ -155,6 +162,17 @@ class TokenView:
     def logp_at(self, ids: Int[Tensor, "N K"]) -> Float[Tensor, "N K"]:
         """log p of the tokens `ids`; z − lse never underflows."""
         return self.logits.gather(-1, ids) - self.lse[:, None]
+
+    @cached_property
+    def lse_outside(self) -> Float[Tensor, " N"]:
+        """log-sum-exp of the logits outside the teacher's slots; 1 − Σp over them would lose a small tail in rounding.
+
+        Where the slots hold the whole vocabulary it is very negative, but finite.
+        """
+        if self.outside is not None:
+            return self.outside
+        assert isinstance(self.teacher, TopK)
+        return self.logits.scatter(-1, self.teacher.slots, HOLE).logsumexp(dim=-1)
 
     @property
     def vocab_size(self) -> int:

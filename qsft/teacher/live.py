@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qsft.losses.fused import Projection, tokens_per_chunk
 from qsft.losses.head import Head, base_causal_lm, label_states, output_head
+from qsft.losses.matmuls import Projection, tokens_per_chunk
 from qsft.targets.view import Full, TopK
 
 BLOCK = 64  # top_k looks at the maxima of blocks of this many logits first
@@ -166,10 +166,10 @@ def predicting_states(
     optional = {"attention_mask": attention_mask, "position_ids": position_ids}  # not every backbone takes both
     given = {name: value for name, value in optional.items() if value is not None}
     causal_lm: Any = base_causal_lm(model)
-    states, _, kept, _ = label_states(causal_lm, (), {"input_ids": input_ids, **given}, labels)
+    states, tokens = label_states(causal_lm, (), {"input_ids": input_ids, **given}, labels)
     # With device_map the backbone may end on another device than the head.
     device = causal_lm.get_output_embeddings().weight.device
-    return states.to(device), kept.to(device)
+    return states.to(device), tokens.labels.to(device)
 
 
 def input_device(model: nn.Module) -> torch.device:

@@ -6,8 +6,9 @@ from cases import IDS, ROWS, make_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qsft import LossTarget, SideInputs, TopK, fused_target_loss, make_target, target_loss
-from qsft.losses import fused
-from qsft.losses.fused import TILE_BYTES, fused_label_logps, tokens_per_chunk
+from qsft.losses import matmuls
+from qsft.losses.fused import fused_label_logps
+from qsft.losses.matmuls import TILE_BYTES, tokens_per_chunk
 from qsft.losses.sums import SUM_NAMES
 from qsft.targets.view import Full
 
@@ -25,7 +26,7 @@ def head_inputs(batch, dtype=torch.float64, seed=0):
 
 def blocks_of(monkeypatch, rows, weight):
     """Let the fused head work on so many rows of a tile at a time."""
-    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", rows * len(weight) * weight.dtype.itemsize)
+    monkeypatch.setattr(matmuls, "CPU_BLOCK_BYTES", rows * len(weight) * weight.dtype.itemsize)
 
 
 def eager(hidden, weight, bias, batch, target, softcap=None, logit_scale=1.0, teacher=None):

@@ -104,12 +104,12 @@ def test_more_gpus_never_cost_more_of_what_is_sharded(config):
 def test_the_head_tile_is_within_a_fifth_of_the_profilers_peak(
     vocab, width, tokens, k, tile, block, trainable, monkeypatch, profiled_peak
 ):
-    from qsft.losses import fused
+    from qsft.losses import fused, matmuls
     from qsft.targets.view import TopK
     from qsft.targets.zoo import make_target
 
-    monkeypatch.setattr(fused, "TILE_BYTES", tile)
-    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", block)
+    monkeypatch.setattr(matmuls, "TILE_BYTES", tile)
+    monkeypatch.setattr(matmuls, "CPU_BLOCK_BYTES", block)
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=trainable)
     labels = torch.randint(0, vocab, (tokens,))

@@ -1,0 +1,133 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,attr-defined,no-any-return"
+"""Two Triton kernels that know no method: the statistics of every row of a tile, and factor·p written over it.
+
+A tile holds products h·Wᵀ in float32; bias, logit scale and soft-cap are applied as it is read. Imported only where
+triton is there; TRITON_INTERPRET=1 runs them on a CPU, which is how the tests compare them with torch.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from qsft.losses.matmuls import Projection
+
+BLOCK = 4096  # columns that a program reads at a time
+WARPS = 8
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """Of each row of logits: the largest, the log-sum-exp, the mean Σ p·z, the index of the largest."""
+
+    top: Float[Tensor, " n"]
+    lse: Float[Tensor, " n"]
+    mean: Float[Tensor, " n"]
+    best: Int[Tensor, " n"]
+
+
+@triton.jit
+def _logits(products, bias, columns, inside, scale, softcap, HAS_BIAS: tl.constexpr, CAPPED: tl.constexpr):  # noqa: ANN001, ANN202
+    x = tl.load(products + columns, mask=inside, other=-1.0e18)
+    z = x
+    if HAS_BIAS:
+        z += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    z *= scale
+    if CAPPED:
+        z = softcap * (2.0 * tl.sigmoid(2.0 * z / softcap) - 1.0)  # tanh
+    return tl.where(x < -1.0e17, x, z)  # holes (HOLE) and the end of the row stay what they are
+
+
+@triton.jit
+def row_statistics_kernel(  # noqa: ANN201
+    tile, bias, top_out, lse_out, mean_out, best_out, size, row_stride, scale, softcap,  # noqa: ANN001
+    HAS_BIAS: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    products = tile + row.to(tl.int64) * row_stride
+    top = -1.0e18
+    total = 0.0
+    weighted = 0.0
+    best = 0
+    for start in range(0, size, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        z = _logits(products, bias, columns, columns < size, scale, softcap, HAS_BIAS, CAPPED)
+        block_top = tl.max(z, axis=0)
+        best = tl.where(block_top > top, start + tl.argmax(z, axis=0), best)
+        new_top = tl.maximum(top, block_top)
+        keep = tl.exp(top - new_top)
+        e = tl.where(columns < size, tl.exp(z - new_top), 0.0)
+        total = total * keep + tl.sum(e, axis=0)
+        weighted = weighted * keep + tl.sum(e * z, axis=0)
+        top = new_top
+    tl.store(top_out + row, top)
+    tl.store(lse_out + row, top + tl.log(total))
+    tl.store(mean_out + row, weighted / total)
+    tl.store(best_out + row, best.to(tl.int64))
+
+
+@triton.jit
+def write_gradient_kernel(  # noqa: ANN201
+    tile, grad, bias, lse_in, factor_in, size, row_stride, grad_stride, scale, softcap,  # noqa: ANN001
+    HAS_BIAS: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    products = tile + row.to(tl.int64) * row_stride
+    gradient = grad + row.to(tl.int64) * grad_stride
+    lse = tl.load(lse_in + row)
+    factor = tl.load(factor_in + row) * scale
+    for start in range(0, size, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < size
+        z = _logits(products, bias, columns, inside, scale, softcap, HAS_BIAS, CAPPED)
+        g = factor * tl.exp(z - lse)
+        if CAPPED:
+            g *= 1.0 - (z / softcap) * (z / softcap)
+        # The gradient of a row lies over its own products and is at most as wide: a block is written behind what was
+        # read, once all threads have read it.
+        tl.debug_barrier()
+        tl.store(gradient + columns, g.to(grad.dtype.element_ty), mask=inside)
+
+
+def row_statistics(tile: Float[Tensor, "n V"], bias: Tensor | None, projection: Projection) -> RowStatistics:
+    """The statistics of every row of logits, in one pass over the tile."""
+    top, lse, mean = torch.empty(3, len(tile), device=tile.device)
+    best = torch.empty(len(tile), device=tile.device, dtype=torch.int64)
+    with _device_of(tile):
+        row_statistics_kernel[(len(tile),)](
+            tile, bias, top, lse, mean, best, tile.shape[-1], tile.stride(0), *_constants(bias, projection),
+            BLOCK=_block(tile), num_warps=WARPS,
+        )  # fmt: skip
+    return RowStatistics(top, lse, mean, best)
+
+
+def write_gradient(
+    tile: Float[Tensor, "n V"],
+    grad: Float[Tensor, "n V"],
+    bias: Tensor | None,
+    projection: Projection,
+    lse: Float[Tensor, " n"],
+    factor: Float[Tensor, " n"],
+) -> None:
+    """factor·p·∂z/∂(h·Wᵀ) into `grad`, a view of the tile's own memory."""
+    with _device_of(tile):
+        write_gradient_kernel[(len(tile),)](
+            tile, grad, bias, lse, factor.contiguous(), tile.shape[-1], tile.stride(0), grad.stride(0),
+            *_constants(bias, projection), BLOCK=_block(tile), num_warps=WARPS,
+        )  # fmt: skip
+
+
+def _constants(bias: Tensor | None, projection: Projection) -> tuple[float, float, bool, bool]:
+    return projection.logit_scale, projection.softcap or 1.0, bias is not None, projection.softcap is not None
+
+
+def _block(tile: Float[Tensor, "n V"]) -> int:
+    return min(BLOCK, triton.next_power_of_2(tile.shape[-1]))
+
+
+def _device_of(tile: Tensor) -> "torch.cuda.device | nullcontext[None]":
+    return torch.cuda.device(tile.device) if tile.is_cuda else nullcontext()

@@ -1,0 +1,54 @@
+"""Where the labels are, found once: every wait for the device costs more than what is done with it here."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from qsft.targets.view import IGNORED
+
+
+@dataclass(frozen=True)
+class LabelTokens:
+    """The label tokens of a batch: where they stand in it (flattened), which they are, and their smallest and largest.
+
+    Only this waits for the device, once a batch, and not at all if somebody counted the labels before (`count`); what
+    comes after it knows all shapes. Then the range is not known, and a wrong label is found by the device itself.
+    """
+
+    index: Int[Tensor, " N"]
+    labels: Int[Tensor, " N"]
+    span: tuple[int, int] | None
+    all_kept: bool
+
+    @classmethod
+    def of(cls, labels: Int[Tensor, "..."], count: int | None = None) -> "LabelTokens":
+        """The tokens of `labels` that are not IGNORED, in order."""
+        flat = labels.flatten()
+        keep, span = flat != IGNORED, None
+        if count is None and flat.numel():
+            kept = torch.where(keep, flat, 0)
+            count, *ends = torch.stack([keep.sum(), kept.min(), kept.max()]).tolist()
+            span = (ends[0], ends[1])
+        count = count or 0
+        index = keep.to(torch.uint8).argsort(descending=True, stable=True)[:count]
+        return cls(index, flat[index], span, count == flat.numel())
+
+    def to(self, device: torch.device) -> "LabelTokens":
+        """The same tokens on `device`."""
+        return replace(self, index=self.index.to(device), labels=self.labels.to(device))
+
+    def rows(self, values: Tensor) -> Tensor:
+        """The rows of these tokens in `values`, one row per token of the batch (flattened)."""
+        return values if self.all_kept else values.index_select(0, self.index)
+
+    def check(self, vocab_size: int) -> None:
+        """Raise if a label is none of the head's rows."""
+        if self.span is None or (self.span[0] >= 0 and self.span[1] < vocab_size):
+            return
+        where = int(((self.labels < 0) | (self.labels >= vocab_size)).nonzero()[0])
+        raise ValueError(
+            f"label {int(self.labels[where])} at label position {where} is outside the head's {vocab_size} rows. "
+            "Another tokenizer made the data, or the embedding was not resized; −100 marks ignored tokens."
+        )

@@ -1,0 +1,155 @@
+"""Between two kernels: targets that read the logits only at the label and at the teacher's slots.
+
+The kernels know no method: one reduces each row of a tile to its statistics, the other writes factor·p over it. Between
+them the target runs as the Python it is, on [n, K+1] numbers. Whoever reads more of the tile, user-written targets
+included, is recognised before the first tile and takes the torch path.
+"""
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from qsft.losses.matmuls import Projection, rows_per_block
+from qsft.losses.sums import token_sums
+from qsft.targets.dist import Ghost, OneHot, Sparse, Student
+from qsft.targets.target import Mixture
+from qsft.targets.view import EMPTY, HOLE, TokenView, TopK
+
+if TYPE_CHECKING:
+    from qsft.losses.fused import Spec
+    from qsft.losses.kernels import RowStatistics
+
+HEAD_KERNELS = ("auto", "torch", "triton")
+_READABLE = {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device")} | {Tensor.size, Tensor.__len__}
+
+
+class WholeTileRead(Exception):
+    """A target asked for more of the logits than chosen tokens."""
+
+
+class SlotsOnly(Tensor):
+    """A tile of products h·Wᵀ that gives logits at chosen tokens (`gather`) and nothing else."""
+
+    projection: Projection
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, products: Float[Tensor, "n V"], projection: Projection, bias: Tensor | None) -> "SlotsOnly":
+        tile = products.as_subclass(cls)
+        tile.projection, tile.bias = projection, bias
+        return tile
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is Tensor.gather:
+                tile, dim, ids = args
+                bias = None if tile.bias is None else tile.bias[ids]
+                return tile.projection.finish_(tile.as_subclass(Tensor).gather(dim, ids), bias)
+            if func in _READABLE:
+                return func(*args, **(kwargs or {}))
+        raise WholeTileRead(getattr(func, "__name__", str(func)))
+
+
+def kernel_tile(spec: "Spec", bias: Tensor | None, tile: Float[Tensor, "n V"]) -> "KernelTile | None":
+    """The kernels, if they are wanted and there, and if the target reads no more than they leave."""
+    if spec.head_kernel not in HEAD_KERNELS:
+        raise ValueError(f"head_kernel = {spec.head_kernel!r} is not one of {', '.join(map(repr, HEAD_KERNELS))}.")
+    there = find_spec("triton") is not None and (tile.device.type == "cuda" or "TRITON_INTERPRET" in os.environ)
+    if spec.head_kernel == "triton" and not there:
+        raise ValueError(
+            'head_kernel="triton" needs triton and a CUDA or ROCm device; "auto" takes it where both are there.'
+        )
+    wanted = spec.head_kernel == "triton" or (spec.head_kernel == "auto" and tile.device.type == "cuda")
+    if not (wanted and there) or tile.dtype != torch.float32 or not len(tile):
+        return None
+    outside = outside_is_read(spec, tile)
+    return None if outside is None else KernelTile(spec, bias, outside)
+
+
+def outside_is_read(spec: "Spec", tile: Float[Tensor, "n V"]) -> bool | None:
+    """Whether the target reads the log-sum-exp outside the slots; None if it reads the whole tile.
+
+    Found by running it on the first token over a tile of zeros that takes no memory; no value is looked at.
+    """
+    first, lse = slice(0, 1), tile.new_zeros(1)
+    logits = SlotsOnly.of(tile.new_zeros(1, 1).expand(1, tile.shape[-1]), Projection(), None)
+    teacher = None if spec.teacher is None else spec.teacher[first]
+    for outside in (None, lse):
+        try:
+            q = spec.target(TokenView(logits, spec.labels[first], lse, teacher, spec.side[first], outside))
+        except WholeTileRead:
+            continue
+        known = all(isinstance(dist, OneHot | Student | Sparse | Ghost) for _, dist in q.terms)
+        return outside is not None if known else None
+    return None
+
+
+class KernelTile:
+    """What happens to a tile of products h·Wᵀ between the matmuls, in two kernels; equal to TorchTile."""
+
+    def __init__(self, spec: "Spec", bias: Tensor | None, outside: bool) -> None:
+        self.spec, self.bias, self.outside = spec, bias, outside
+        width = 1 + (spec.teacher.ids.shape[-1] if isinstance(spec.teacher, TopK) else 0)
+        self.rows = rows_per_block(width * width, spec.stats, "cuda")  # tokens are compared with tokens
+
+    def gradient_over_logits_(self, z: Float[Tensor, "n V"], rows: slice) -> tuple[Tensor, Tensor]:
+        """The loss and the sums of these rows; ∂loss/∂(h·Wᵀ) takes the place of their products: see `gradient`."""
+        from qsft.losses import kernels
+
+        spec, teacher = self.spec, None if self.spec.teacher is None else self.spec.teacher[rows]
+        logits = SlotsOnly.of(z, spec.projection, self.bias)
+        if self.outside and isinstance(teacher, TopK):
+            row, outside = self._statistics_and_outside(z, logits, teacher.slots)
+        else:
+            row, outside = kernels.row_statistics(z, self.bias, spec.projection), None
+        view = TokenView(logits, spec.labels[rows], row.lse, teacher, spec.side[rows], outside)
+        q = spec.target(view)
+        loss_and_sums = token_sums(view, q, row.lse - row.mean, row.best)
+        if any(spec.grad_of):
+            columns = _columns(q)
+            at = logits.gather(-1, columns)
+            values = q.gradient_at(columns, (at - row.lse[:, None]).exp(), q.scale) * spec.projection.slope(at)
+            factor = q.scale * q.student_factor()
+            kernels.write_gradient(z, self.gradient(z), self.bias, spec.projection, row.lse, factor)
+            self.gradient(z).scatter_(-1, columns, values.to(spec.compute))
+        return loss_and_sums
+
+    def gradient(self, z: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+        """Where the gradient of the rows `z` is written: over them, in the dtype of the matmuls."""
+        return z.view(self.spec.compute)[:, : z.shape[-1]]
+
+    def _statistics_and_outside(
+        self, z: Float[Tensor, "n V"], logits: SlotsOnly, slots: Int[Tensor, "n K"]
+    ) -> tuple["RowStatistics", Float[Tensor, " n"]]:
+        """The statistics of the rows and their log-sum-exp outside the slots, which are emptied for the one pass."""
+        from qsft.losses import kernels
+
+        products, at = z.gather(-1, slots), logits.gather(-1, slots)
+        rest = kernels.row_statistics(z.scatter_(-1, slots, HOLE), self.bias, self.spec.projection)
+        z.scatter_(-1, slots, products)
+        repeated = (slots[:, :, None] == slots[:, None, :]).tril(-1).any(dim=-1)
+        once = at.masked_fill(repeated, EMPTY)
+        lse = torch.logaddexp(rest.lse, once.logsumexp(dim=-1))
+        mean = (rest.lse - lse).exp() * rest.mean + ((once - lse[:, None]).exp() * at).sum(dim=-1)
+        top = once.max(dim=-1)
+        best = torch.where(top.values > rest.top, slots.gather(-1, top.indices[:, None])[:, 0], rest.best)
+        return kernels.RowStatistics(torch.maximum(top.values, rest.top), lse, mean, best), rest.lse
+
+
+def _columns(q: Mixture) -> Int[Tensor, "n C"]:
+    """The tokens at which Q is not the student's p times a factor."""
+    found: list[Tensor] = []
+    for _, dist in q.terms:
+        match dist:
+            case OneHot():
+                found.append(dist.labels[:, None])
+            case Sparse() if not any(ids is dist.ids for ids in found):
+                found.append(dist.ids)
+            case Ghost() if not any(ids is dist.slots for ids in found):
+                found.append(dist.slots)
+    return torch.cat(found, dim=-1)

@@ -1,0 +1,189 @@
+"""The two kernels equal the torch path, in Triton's interpreter, and compile for the GPUs they are meant for."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from cases import IDS, ROWS, make_batch
+
+from qsft import LossTarget, Target, TopK, fused_target_loss, make_target
+from qsft.losses import slots
+from qsft.losses.fused import Spec
+from qsft.losses.matmuls import Projection
+from qsft.targets.view import Full
+
+pytest.importorskip("triton")
+
+H = 11
+WHOLE_TILE = ("gem", "eaft", "label_smoothing")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """How often each kernel ran."""
+    from qsft.losses import kernels
+
+    counts = {"row_statistics": 0, "write_gradient": 0}
+    for name in counts:
+        original = getattr(kernels, name)
+
+        def counted(*args, name=name, original=original):
+            counts[name] += 1
+            return original(*args)
+
+        monkeypatch.setattr(kernels, name, counted)
+    return counts
+
+
+def both(batch, target, dtype=torch.float32, teacher=None, bias=True, **options):
+    """(loss, sums, gradients) of the torch path and of the kernels on the same inputs."""
+    g = torch.Generator().manual_seed(0)
+    n, v = batch.logits.shape
+    sizes = ((n, H), (v, H), (v,))
+    inputs = [torch.randn(*size, generator=g).mul(0.6).to(dtype).requires_grad_() for size in sizes]
+    results = []
+    for kernel in ("torch", "triton"):
+        out = fused_target_loss(
+            inputs[0], inputs[1], batch.labels, target, teacher or batch.teacher,
+            side=batch.side, bias=inputs[2] if bias else None, head_kernel=kernel, **options,
+        )  # fmt: skip
+        wanted = inputs if bias else inputs[:2]
+        results.append((out.loss.detach(), out.sums, torch.autograd.grad(out.loss, wanted)))
+    return results
+
+
+def assert_equal(results, gradient_tolerance):
+    (loss, sums, grads), (kernel_loss, kernel_sums, kernel_grads) = results
+    torch.testing.assert_close(kernel_loss, loss, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(kernel_sums, sums, rtol=1e-5, atol=1e-5)
+    for got, want in zip(kernel_grads, grads):
+        assert (got - want).abs().max() <= gradient_tolerance * max(1.0, want.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+def test_equal_to_the_torch_path(name, hparams, dtype, launched):
+    batch = make_batch(dtype=torch.float32)
+    # The interpreter truncates to bf16 where a GPU rounds: an ulp apart.
+    assert_equal(both(batch, make_target(name, **hparams), dtype, chunk=5), 1e-6 if dtype == torch.float32 else 1.6e-2)
+    runs = 0 if name in WHOLE_TILE else 2  # of each kernel: one per chunk
+    assert launched == {"row_statistics": runs, "write_gradient": runs}
+
+
+@pytest.mark.parametrize("name", ["target", "asft", "dft"])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("logit_scale", [1.0, 0.25])
+def test_bias_scale_and_softcap_are_applied_as_the_tile_is_read(name, softcap, logit_scale, launched):
+    batch = make_batch(dtype=torch.float32, vocab_size=20)  # the last rows of the head are padding
+    for bias in (True, False):
+        assert_equal(both(batch, make_target(name), bias=bias, softcap=softcap, logit_scale=logit_scale), 1e-6)
+    assert launched["write_gradient"] == 2
+
+
+@pytest.mark.parametrize("name", ["target", "sft_kl"])
+@pytest.mark.parametrize("vocab", [64, 65, 200])
+def test_rows_longer_than_a_block(name, vocab, monkeypatch):
+    from qsft.losses import kernels
+
+    monkeypatch.setattr(kernels, "BLOCK", 32)
+    batch = make_batch(v=vocab, dtype=torch.float32)
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1.6e-2)):
+        assert_equal(both(batch, make_target(name), dtype), tolerance)
+
+
+def test_repeated_ids_and_slots_of_the_whole_vocabulary(launched):
+    batch = make_batch(dtype=torch.float32, empty=())
+    ids = batch.teacher.ids.clone()
+    ids[:, 1] = ids[:, 0]
+    everything = torch.arange(23).repeat(9, 1)
+    full = TopK(everything, batch.full_teacher.float().gather(-1, everything), batch.teacher.label_logp)
+    for teacher in (TopK(ids, batch.teacher.logps, batch.teacher.label_logp), full):
+        for target in (make_target("kd", tail="ghost"), make_target("target")):
+            assert_equal(both(batch, target, teacher=teacher), 1e-6)
+    assert launched["row_statistics"] == 4
+
+
+def test_own_targets_take_the_kernels_unless_they_read_the_whole_tile(launched):
+    batch = make_batch(dtype=torch.float32)
+    own = Target(lambda view: (0.5 * view.label_logp).exp(), make_target("target").residual)
+    assert_equal(both(batch, own), 1e-6)
+    assert launched["write_gradient"] == 1
+    whole = [
+        Target(lambda view: view.logits.softmax(-1).amax(-1), make_target("target").residual),
+        Target(lambda view: 0.5 * torch.ones_like(view.lse), lambda view: torch.full((len(view.lse), 23), 1 / 23)),
+        LossTarget(lambda z, y: torch.nn.functional.cross_entropy(z, y, reduction="none")),
+    ]  # fmt: skip
+    for target in whole:
+        assert_equal(both(batch, target), 1e-6)
+    assert_equal(both(batch, make_target("kd"), teacher=Full(batch.full_teacher.float())), 1e-6)
+    assert launched["write_gradient"] == 1
+
+
+def test_without_gradients_only_statistics_are_taken(launched):
+    batch = make_batch(dtype=torch.float32)
+    hidden, weight = torch.randn(9, H), torch.randn(23, H)
+    with torch.no_grad():
+        fused_target_loss(hidden, weight, batch.labels, make_target("dft"), head_kernel="triton")
+    assert launched == {"row_statistics": 1, "write_gradient": 0}
+
+
+def test_only_ghosts_ask_for_what_is_outside_the_slots():
+    batch = make_batch(dtype=torch.float32, ignored=())
+    for name, hparams in ROWS:
+        target = make_target(name, **hparams)
+        side = target.prepare(batch.side, batch.teacher, lambda: batch.side.ref_logp)
+        spec = Spec(batch.labels, target, batch.teacher, side, Projection(), 9, torch.float32, torch.float32,
+                    (True, True, True), "triton")  # fmt: skip
+        ghost = hparams.get("tail") == "ghost" and hparams.get("eta") != 0.0
+        expected = None if name in WHOLE_TILE else ghost
+        assert slots.outside_is_read(spec, torch.empty(9, 23)) is expected, (name, hparams)
+
+
+def test_the_kernel_is_chosen_by_device_and_word(monkeypatch):
+    batch = make_batch(dtype=torch.float32)
+    inputs = torch.randn(9, H), torch.randn(23, H), batch.labels, make_target("sft")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match=r'needs triton and a CUDA or ROCm device; "auto"'):
+        fused_target_loss(*inputs, head_kernel="triton")
+    with pytest.raises(ValueError, match="'auto', 'torch', 'triton'"):
+        fused_target_loss(*inputs, head_kernel="cuda")
+    torch.testing.assert_close(
+        fused_target_loss(*inputs).loss, fused_target_loss(*inputs, head_kernel="torch").loss, rtol=0, atol=0
+    )
+
+
+COMPILE = """
+import sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from qsft.losses import kernels
+common = {"size": "i32", "row_stride": "i32", "scale": "fp32", "softcap": "fp32"}
+for dtype in ("bf16", "fp32"):
+    for extra in (False, True):
+        constants = {"HAS_BIAS": extra, "CAPPED": extra, "BLOCK": kernels.BLOCK}
+        constants |= {} if extra else {"bias": None}
+        pointers = {"tile": "*fp32", "bias": "*" + dtype}
+        outs = {name: "*fp32" for name in ("top_out", "lse_out", "mean_out")} | {"best_out": "*i64"}
+        given = {"grad": "*" + dtype, "lse_in": "*fp32", "factor_in": "*fp32", "grad_stride": "i32"}
+        for kernel, signature in (
+            (kernels.row_statistics_kernel, pointers | outs | common),
+            (kernels.write_gradient_kernel, pointers | given | common),
+        ):
+            types = {name: signature.get(name, "constexpr") for name in kernel.arg_names}
+            types |= {name: "constexpr" for name in constants}
+            fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+            target = GPUTarget("cuda", int(sys.argv[1]), 32)
+            built = compile(ASTSource(kernel, types, fixed), target=target, options={"num_warps": kernels.WARPS})
+            print(kernel.__name__, dtype, extra, len(built.asm["cubin"]), built.metadata.shared)
+            assert built.asm["cubin"]
+"""
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_compiles_ahead_of_time(capability, monkeypatch, tmp_path):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    run = subprocess.run([sys.executable, "-c", COMPILE, str(capability)], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count("kernel") == 8

@@ -32,6 +32,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
+    _stay_offline_if_there_is_no_hub()
     from qsft.recipe.budget import lines, make_plan
     from qsft.recipe.recipe_file import read_recipe
 
@@ -42,6 +43,21 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name:<18} {value}")
     _print_memory(plan, args.gpu_memory)
     return 0
+
+
+def _stay_offline_if_there_is_no_hub() -> None:
+    """The hub's libraries would retry for half a minute before the plan is made from what is known without them."""
+    import os
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        if not getproxies():
+            socket.create_connection((host, 443), timeout=5).close()
+    except OSError:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before they are imported
 
 
 def _print_memory(plan: "Plan", gpu_memory: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,14 +59,10 @@ def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
 
 
 def model_shape(job: Job) -> "PretrainedConfig":
-    """The student's configuration; where the hub cannot be reached, the shape that is known of the paper's models."""
-    try:
-        return job.config
-    except FileNotFoundError:
-        known = known_config(str(job.model.model_name_or_path))
-        if known is None:
-            raise
-        return known
+    """The student's configuration; of the paper's models the shape is known without asking the hub."""
+    name = str(job.model.model_name_or_path)
+    known = known_config(name) if not Path(name).is_dir() and job.model.model_revision in (None, "main") else None
+    return known or job.config
 
 
 def survey(job: Job) -> Corpus:

@@ -62,6 +62,10 @@ class RecipeSettings(DataSettings):
         default=None,
         metadata={"help": 'Targets that are evaluated otherwise than by eval_protocol: {"target": "avg16"}.'},
     )
+    overwrite: bool = field(
+        default=False,
+        metadata={"help": "Start anew where checkpoints are: they are moved to output_dir/earlier, none is deleted."},
+    )
     dry_run: bool = field(
         default=False, metadata={"help": "Print configuration, data, steps and the state of the cache, and stop."}
     )

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsft.processes import exit_process, process_group, world_size
+from qsft.files import shown
+from qsft.processes import exit_process, is_main, process_group, world_size
 from qsft.recipe.recipe_file import Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def train(recipe: Recipe) -> int:
         dry_run(configure(recipe, world_size()))
         return 0
     with process_group():
+        make_room(recipe)
         run(configure(recipe))
     return 0
 
@@ -53,7 +55,7 @@ def run(job: "Job") -> None:
     stop = StopOnSignal()
     trainer = job.trainer(callbacks=[stop])
     with stop:
-        trainer.train(resume_from_checkpoint=_checkpoint(job))
+        trainer.train(resume_from_checkpoint=job.args.resume_from_checkpoint)
     if stop.stopped:
         trainer.accelerator.print(resume_command(job, trainer.state.global_step))
     else:
@@ -62,6 +64,23 @@ def run(job: "Job") -> None:
         trainer.accelerator.print(next_steps(job))
     trainer.accelerator.wait_for_everyone()
     trainer.end()
+
+
+def make_room(recipe: Recipe) -> None:
+    """Refuse to start anew among the checkpoints of another run; with `overwrite` move that run's files aside."""
+    from qsft.train.checkpoints import refuse_other_run, set_aside
+
+    output, overwrite = recipe.output_dir, recipe.settings.overwrite
+    resumed = recipe.values.get("resume_from_checkpoint") is not None
+    if overwrite and resumed:
+        raise ValueError("--overwrite starts anew and --resume_from_checkpoint continues: leave one of them out.")
+    if not overwrite and not resumed:
+        refuse_other_run(output)
+    if overwrite and is_main() and (place := set_aside(output)):
+        for file in Path(output).iterdir():
+            if file.is_file():  # the earlier run's model, record and logs: a stopped new run must not be taken for it
+                file.rename(place / file.name)
+        print(f"what an earlier run left in {shown(output)} is now in {shown(place)}", flush=True)
 
 
 def build_recipe_cache(recipe: Recipe) -> "TeacherCache":
@@ -78,16 +97,3 @@ def build_recipe_cache(recipe: Recipe) -> "TeacherCache":
             )
         trainer.accelerator.wait_for_everyone()
         return trainer.cache
-
-
-def _checkpoint(job: "Job") -> str | None:
-    """The checkpoint to resume from; `last` is the newest one of the run."""
-    from transformers.trainer_utils import get_last_checkpoint
-
-    asked = job.args.resume_from_checkpoint
-    if asked != "last":
-        return asked
-    newest = get_last_checkpoint(job.args.output_dir) if Path(job.args.output_dir).is_dir() else None
-    if newest is None:
-        raise ValueError(f"there is no checkpoint in {job.args.output_dir} to resume from.")
-    return newest

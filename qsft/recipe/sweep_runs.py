@@ -19,6 +19,7 @@ from qsft.recipe.recipe_file import run_name
 from qsft.recipe.relaunch import LAUNCHER_KEYS, run_child, split_words
 from qsft.targets.did_you_mean import did_you_mean
 from qsft.targets.zoo import TARGETS, make_target
+from qsft.train.checkpoints import LAST, checkpoints, resolve_checkpoint
 
 TRAINED = "trainer_state.json"  # what a training writes last, after the model; one that a signal stopped has none
 
@@ -90,9 +91,19 @@ class Sweep:
         output = self.directory / run.name
         qsft = [sys.executable, "-m", "qsft"]
         train = [*qsft, "train", self.recipe, *run.words, "--output_dir", str(output), *self.train_words]
-        if any(self._checkpoints(run)):
-            train += ["--resume_from_checkpoint", "last"]
+        train += self._continued(output)
         return {"train": train, "eval": [*qsft, "eval", str(output), *self.words(run)["eval"]]}
+
+    @staticmethod
+    def _continued(output: Path) -> list[str]:
+        """How a training goes on that was stopped or killed before: from its newest whole checkpoint, if it has one."""
+        if not checkpoints(output):
+            return []
+        try:
+            resolve_checkpoint(output, LAST)
+        except ValueError:  # killed inside its first save
+            return ["--overwrite"]
+        return ["--resume_from_checkpoint", LAST]
 
     def words(self, run: Run) -> dict[str, list[str]]:
         """What the results of a run depend on; on how many processes it ran is not part of it."""
@@ -136,7 +147,7 @@ class Sweep:
 
     def _refuse_different_words(self, run: Run) -> None:
         started, done = self.state().get(run.name, {}), self.done(run)
-        kept = {"train": "train" in done or any(self._checkpoints(run)), "eval": "eval" in done}
+        kept = {"train": "train" in done or bool(checkpoints(self.directory / run.name)), "eval": "eval" in done}
         for step, words in self.words(run).items():
             if kept[step] and started.get(step) != words:
                 raise ValueError(
@@ -144,9 +155,6 @@ class Sweep:
                     f"`{shlex.join(started.get(step, ['unknown']))}` there, `{shlex.join(words)}` now. "
                     f"Give another --directory, or delete {self.directory / run.name} and its entry in sweep.json."
                 )
-
-    def _checkpoints(self, run: Run) -> Iterator[Path]:
-        return (self.directory / run.name).glob("checkpoint-*")
 
     def _start(self, run: Run, step: str, command: list[str]) -> None:
         """Run one step and write down that it is finished; a training that a signal stopped exits with 0 too."""

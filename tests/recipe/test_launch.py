@@ -180,6 +180,42 @@ def test_a_signal_leaves_a_checkpoint_and_the_resumed_run_equals_an_unbroken_one
         assert torch.equal(weight, resumed.state_dict()[name]), name
 
 
+def test_a_directory_belongs_to_one_run(tiny_run, capsys):
+    tiny = tiny_run("numina")
+    output = tiny.folder / "run"
+    command = ["train", "numina_qwen_math_1p5b", *tiny.words, "--target", "sft", "--save_steps", "2"]
+    assert main(command) == 0
+    weights = (output / "model.safetensors").read_bytes()
+    other = [*command, "--learning_rate", "1e-3"]
+
+    assert main(other) == 2
+    said = capsys.readouterr().err
+    for way_out in ("--resume_from_checkpoint last", "another --output_dir", "--overwrite"):
+        assert way_out in said
+    assert (output / "model.safetensors").read_bytes() == weights
+
+    assert main([*other, "--resume_from_checkpoint", "last"]) == 2  # the finished run's, with another learning rate
+    assert "learning_rate" in capsys.readouterr().err
+    assert main([*other, "--overwrite", "--resume_from_checkpoint", "last"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err
+
+    assert main([*other, "--overwrite", "--max_steps", "2"]) == 0
+    [earlier] = (output / "earlier").iterdir()
+    assert f"earlier/{earlier.name}" in capsys.readouterr().out
+    assert (earlier / "model.safetensors").read_bytes() == weights
+    assert {path.name for path in earlier.glob("checkpoint-*")} == {"checkpoint-4"}
+
+    assert main([*other, "--resume_from_checkpoint", "last"]) == 0  # from the new run's own step 2, and not the old 4
+    state = json.loads((output / "trainer_state.json").read_text())
+    rates = {entry["step"]: entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry}
+    assert state["global_step"] == 4
+    assert max(rates.values()) > 5e-5
+
+    again = [*command, "--resume_from_checkpoint", "last", "--num_train_epochs", "2"]
+    assert main(again) == 2
+    assert main([*again, "--resume_with_other", "learning_rate"]) == 0
+
+
 def signalled(command, folder, number):
     """The last line that `command` printed after `number` reached its process group in the middle of training."""
     process = subprocess.Popen(

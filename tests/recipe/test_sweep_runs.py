@@ -49,6 +49,17 @@ def test_every_run_is_evaluated_by_the_protocol_of_its_target(tmp_path):
     assert chosen == [("math", "paper-math")] * 2 + [("math", "paper-math-7b-openr1")] * 2
 
 
+def test_a_training_that_was_killed_inside_its_first_save_starts_anew(tmp_path):
+    [run] = expand_grid(["target=sft"])
+    sweep = Sweep("demo", [run], tmp_path, [], [])
+    assert "--resume_from_checkpoint" not in sweep.commands(run)["train"]
+    checkpoint = tmp_path / "sft" / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    assert sweep.commands(run)["train"][-1] == "--overwrite"
+    (checkpoint / "trainer_state.json").write_text("{}")  # whole, of another trainer
+    assert sweep.commands(run)["train"][-2:] == ["--resume_from_checkpoint", "last"]
+
+
 def local_words(tiny_files):
     """The overrides that make the recipe a run of seconds on a CPU."""
     return (

@@ -17,7 +17,8 @@ examples:
   accelerate launch -m qsft eval runs/mine --tasks math   the work shared by several processes, each with its GPU
   qsft eval runs/mine --backend vllm --engine gpu_memory_utilization=0.8 enforce_eager=true
 
-protocols: paper-math (n=16, T=1), paper-math-7b-openr1 (T=0.7, top_p=0.8), paper-medical (greedy), avg16 (n=16, T=1)
+protocols: paper-math (n=16, T=1), paper-math-7b-openr1 (T=0.7, top_p=0.8), paper-medical (greedy,
+           n=1, 8000 tokens, read by the paper's rule), avg16 (n=16, T=1, multiple choice read by the box)
 """
 
 # Settings that replace a single one of the protocol.
@@ -29,7 +30,7 @@ CHANGES: dict[str, tuple[type, str]] = {
     "max_new_tokens": (int, "longest response"),
     "seed": (int, "seed of all samples"),
     "prompt": (str, "boxed, question, qwen-math, plain, plain-boxed"),
-    "rule": (str, "how multiple choice is read: boxed or last-letter"),
+    "rule": (str, "how multiple choice is read: boxed, or paper (first or last match, whichever scores higher)"),
 }
 
 

@@ -53,6 +53,34 @@ class EvalDirectory:
         if self.path is not None:
             write_json(self.path / name, content)
 
+    def summary(self) -> dict[str, Any]:
+        """The report written last, as far as it can be read: everything in it can be made anew."""
+        try:
+            return read_json(self.path / "summary.json", "") if self.path is not None else {}
+        except (OSError, ValueError):
+            return {}
+
+    def other_results(self, done: Sequence[str], settings: Mapping[str, Any]) -> tuple[list[Result], dict[str, str]]:
+        """The complete results of the directory's other tasks; those that do not belong here, with the reason."""
+        results: list[Result] = []
+        left_out: dict[str, str] = {}
+        model = next((settings[task]["made_by"].get("model") for task in done if task in settings), None)
+        for task, one in settings.items():
+            if task in done or self.path is None:
+                continue
+            if one["made_by"].get("model") != model:
+                left_out[task] = "other weights answered it"
+                continue
+            if not self.generations.holds(task):
+                left_out[task] = "its generations are lost"
+                continue
+            result = read_result(self.path, task, one.get("reading"))
+            if len(result.grades) == one["limit"] * one["protocol"]["n"] == len(result.generations):
+                results.append(result)
+            else:
+                left_out[task] = "it is not finished"
+        return results, left_out
+
     def drawn(self, task: str, made_by: Mapping[str, str]) -> dict[Key, Generation]:
         """The generations so far; `made_by` is the digest of what draws each problem's samples."""
         found = self.generations.read(task)
@@ -105,7 +133,7 @@ def graded_tasks(directory: Path) -> list[str]:
     return [path.stem for path in found]
 
 
-def read_result(directory: Path, task: str) -> Result:
+def read_result(directory: Path, task: str, reading: str | None = None) -> Result:
     """The graded generations of a task, as an evaluation left them; texts are empty where they are lost."""
     check_stage(task)
     grades = _read(directory / "grades" / f"{task}.jsonl", "Grade again with `qsft eval … --rescore`.")
@@ -124,6 +152,7 @@ def read_result(directory: Path, task: str) -> Result:
         [texts.get(key, Generation(*key, "", 0, "stop")) for key in keys],
         [_grade(record) for record in grades],
         [Problem(*(row[name] for name in ("id", "question", "gold", "options"))) for row in problems],
+        reading,
     )
 
 

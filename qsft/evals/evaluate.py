@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from qsft.data.prompts import Prompt, find_preset
+from qsft.evals.choice import better_reading
 from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.grade import Grade
 from qsft.evals.grading import Grading
@@ -21,7 +22,7 @@ from qsft.evals.problems import load_problems
 from qsft.evals.protocol import Protocol, find_protocol
 from qsft.evals.report_page import write_report_page
 from qsft.evals.request import Generation, Request
-from qsft.evals.summary import Report, Result, make_report
+from qsft.evals.summary import READINGS, Report, Result, make_report, percent
 from qsft.evals.tasks import Problem, Task, describe, find_tasks
 from qsft.files import read_json, write_text
 from qsft.fingerprints import digest_json
@@ -199,16 +200,26 @@ def draw(run: TaskRun, subject: ModelUnderTest, files: EvalDirectory, grading: G
 def conclude(runs: Sequence[TaskRun], files: EvalDirectory, about: Mapping[str, Any]) -> Report:
     """The report over complete generations and those of the directory's other tasks; grades, summary, page written."""
     settings = files.settings()
-    results, notes = {}, {}
+    results, notes, said = {}, {}, {}
     for run in runs:
         name = run.task.name
         made_by = run.digests(settings[name]["made_by"]) if name in settings else {}
-        generations = files.finish(name, made_by, run.keys)
-        result = Result(name, run.protocol.n, generations, files.collect_grades(name, run.keys), run.problems)
+        result = read_task(run, files.finish(name, made_by, run.keys), files.collect_grades(name, run.keys))
         files.write_result(result)
-        results[name], notes[name] = result, make_notes(run, generations, result.grades, about)
-    said = {run.task.name: {**run.protocol.record(), **describe(run.task)} for run in runs}
-    report = make_report(list(results.values()), {**about, "tasks": said}, notes)
+        if name in settings:
+            settings[name] = {**settings[name], "reading": result.reading}
+        results[name], notes[name] = result, make_notes(run, result, about)
+        said[name] = {**run.protocol.record(), **describe(run.task)}
+    files.write_settings(settings)
+    others, left_out = files.other_results(list(results), settings)
+    before = files.summary() if others else {}
+    for result in others:
+        name = result.task
+        results[name], notes[name] = result, before.get("tasks", {}).get(name, {}).get("notes", [])
+        said[name] = before.get("settings", {}).get("tasks", {}).get(name, settings[name]["protocol"])
+    order = [name for name in settings if name in results] or list(results)
+    said = {name: said[name] for name in order}
+    report = make_report([results[name] for name in order], {**about, "tasks": said}, notes, left_out)
     files.write_json("summary.json", report.summary)
     if files.path is not None:
         write_text(files.path / "summary.md", str(report))
@@ -216,10 +227,19 @@ def conclude(runs: Sequence[TaskRun], files: EvalDirectory, about: Mapping[str, 
     return report
 
 
-def make_notes(
-    run: TaskRun, generations: Sequence[Generation], grades: Sequence[Grade], about: Mapping[str, Any]
-) -> list[str]:
+def read_task(run: TaskRun, generations: Sequence[Generation], grades: Sequence[Grade]) -> Result:
+    """The result of a task; by the paper's rule the better of the two readings of its multiple-choice responses."""
+    reading = None
+    if run.task.multiple_choice and any(one.choices for one in grades):
+        reading = "boxed"
+        if run.protocol.rule == "paper":
+            reading, grades = better_reading(grades, [run.by_id[one.problem].gold for one in generations])
+    return Result(run.task.name, run.protocol.n, generations, grades, run.problems, reading)
+
+
+def make_notes(run: TaskRun, result: Result, about: Mapping[str, Any]) -> list[str]:
     """What a reader of the numbers should know."""
+    generations, grades = result.generations, result.grades
     notes, name = [], run.task.name
     if run.protocol.temperature == 0:
         notes.append("greedy: one response per prompt, so the interval is over problems only.")
@@ -231,6 +251,12 @@ def make_notes(
     rows = run.task.rows
     if rows is not None and rows != len(run.problems):
         notes.append(f"{name}: {len(run.problems)} of the {rows} published problems.")
+    if result.reading is not None:
+        shares = {key: percent(share) for key, share in result.readings().items()}
+        notes.append(
+            f"{name}: read by {READINGS[result.reading]}. Right by box {shares['boxed']} %, by the paper's first match "
+            f"{shares['first']} %, by its last {shares['last']} %."
+        )
     cut = sum(one.finish == "length" and one.tokens < run.protocol.max_new_tokens for one in generations)
     if cut:
         notes.append(f"{name}: {cut} responses ended at the model's context of {about['context']} tokens.")

@@ -12,14 +12,20 @@ import sys
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import Any
+
+from qsft.evals.boxes import after_thinking, last_boxed
 
 Gold = str | int | float | list[str] | tuple[str, ...]
 
 TIME_LIMIT = 5.0  # seconds of CPU for one answer
+MOST_JUDGES = 16
+MOST_KNOWN = 100_000  # grades remembered
+LONGEST_ANSWER = 2000  # characters: a longer "answer" is garbage, and unboxed ones stand at the end
+RULES = ("boxed", "paper")  # how a multiple-choice response is read, see choice.py
 START_LIMIT = 120.0  # seconds for a judge to import sympy on a busy machine
 
 
@@ -27,8 +33,10 @@ START_LIMIT = 120.0  # seconds for a judge to import sympy on a busy machine
 class Grade:
     """What became of one response; true when it is correct.
 
-    `answer` is the extracted answer in one writing (None: nothing could be extracted), the unit of majority votes.
-    `failure` says what the grader stumbled over: the answer then counts as wrong, and the report says how often.
+    answer     the extracted answer in one writing (None: nothing could be extracted), the unit of majority votes
+    timed_out  the grader took too long, so it counts as wrong
+    failure    what the grader stumbled over: the answer counts as wrong, and the report says how often
+    choices    of a multiple-choice response, the letter that each rule reads: boxed, and the paper's first and last
     """
 
     correct: bool
@@ -36,6 +44,7 @@ class Grade:
     answer: str | None = None
     timed_out: bool = False
     failure: str | None = None
+    choices: dict[str, str | None] | None = None
 
     def __bool__(self) -> bool:
         return self.correct
@@ -50,7 +59,8 @@ def grade(prediction: str, gold: Gold, *, options: Mapping[str, str] | None = No
     """The grade of a response against the gold answer.
 
     Without options, mathematics: the boxed (else last stated) answer by math-verify; a list of golds is a set.
-    With options ({"A": "text", …}), multiple choice: gold is the letter, rule `boxed` (default) or `last-letter`.
+    With options ({"A": "text", …}), multiple choice: gold is the letter, rule `boxed` (default) or `paper`, whose last
+    match counts here; over a data set the better of first and last does.
 
     >>> bool(grade(r"so \\boxed{0.5}", r"\\frac{1}{2}"))
     True
@@ -64,25 +74,42 @@ def _single_judge() -> "Judges":
 
 
 class Judges:
-    """Grading processes; `submit` returns a future Grade. An answer past the time limit is wrong and `timed_out`."""
+    """Grading processes; `submit` returns a future Grade. An answer past the time limit is wrong and `timed_out`.
+
+    As many as this process may use CPUs, at most 16, each started when there is work for it. Of n samples many agree:
+    equal pairs of gold and boxed answer are graded once.
+    """
 
     def __init__(self, processes: int | None = None, time_limit: float = TIME_LIMIT) -> None:
-        count = processes or os.cpu_count() or 1
-        self._idle: SimpleQueue[_Judge] = SimpleQueue()
+        count = processes or min(MOST_JUDGES, _cpus())
+        self._idle: LifoQueue[_Judge] = LifoQueue()  # the one that worked last works next: few are started for little
         judges = [_Judge(time_limit) for _ in range(count)]
         for judge in judges:
             self._idle.put(judge)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="judge")
         self._stop = weakref.finalize(self, _stop_all, judges)
+        self._known: dict[str, Future[Grade]] = {}
 
     def submit(
         self, prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None
     ) -> "Future[Grade]":
         """A future Grade of one response; arguments as in `grade`."""
-        if options and rule:
-            _check_rule(rule)
-        case = {"prediction": prediction, "gold": gold, "options": dict(options) if options else None, "rule": rule}
-        return self._threads.submit(self._grade, case)
+        if options:
+            rule = find_rule(rule or "boxed")
+            case = {"prediction": prediction, "gold": gold, "options": dict(options), "rule": rule}
+            return self._threads.submit(self._grade, case)
+        said = after_thinking(prediction)
+        boxed = last_boxed(said)
+        if not boxed:
+            end = "" if boxed == "" else said[-LONGEST_ANSWER:]  # an empty box is no answer
+            return self._threads.submit(self._grade, {"prediction": end, "gold": gold, "options": None})
+        case = {"answer": boxed[:LONGEST_ANSWER], "gold": gold, "options": None}
+        key = json.dumps(case)
+        if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._threads.submit(self._grade, case)
+        return self._known[key]
 
     def _grade(self, case: Mapping[str, Any]) -> Grade:
         judge = self._idle.get()
@@ -129,7 +156,7 @@ class _Judge:
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "qsft.evals.judge", str(self.time_limit)]
-        # sympy walks over sets, so what it finds, or fails to find, would hang on the hash seed.
+        # sympy walks over sets, so what it finds, or fails to find, would depend on the hash seed.
         env = {**os.environ, "PYTHONHASHSEED": "0"}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         ready = self._line(START_LIMIT)
@@ -154,18 +181,19 @@ class _Judge:
             self.process = None
 
 
-def _check_rule(rule: str) -> None:
-    from qsft.evals.choice import RULES
-
-    if rule not in RULES:
-        raise ValueError(f"unknown multiple-choice rule {rule!r}; choose one of {', '.join(RULES)}.")
-
-
 def _stop_all(judges: list[_Judge]) -> None:
     for judge in judges:
         judge.stop()
 
 
-def to_record(graded: Grade) -> dict[str, Any]:
-    """The grade as JSON-able fields."""
-    return asdict(graded)
+def _cpus() -> int:
+    """The CPUs that this process may use: a launcher or a container may have given it a few of many."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_rule(name: str) -> str:
+    """The rule of that name; `last-letter` is what version 0.1 called the paper's."""
+    name = "paper" if name == "last-letter" else name
+    if name not in RULES:
+        raise ValueError(f"unknown multiple-choice rule {name!r}; choose one of {', '.join(RULES)}.")
+    return name

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from qsft.evals.choice import RULES
+from qsft.evals.grade import find_rule
 from qsft.targets.did_you_mean import did_you_mean
 
 STOP = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
@@ -57,7 +57,7 @@ PROTOCOLS = {
     "paper-math": Protocol(),
     # KD and Target-SFT on Qwen2.5-Math-7B trained on openr1, by the paper's exception
     "paper-math-7b-openr1": Protocol(temperature=0.7, top_p=0.8),
-    "paper-medical": Protocol(n=1, temperature=0.0, max_new_tokens=8000, rule="last-letter"),
+    "paper-medical": Protocol(n=1, temperature=0.0, max_new_tokens=8000, rule="paper"),
     "avg16": Protocol(),
 }
 
@@ -78,6 +78,4 @@ def find_protocol(
         known = ", ".join(item.name for item in fields(Protocol))
         raise ValueError(f"unknown setting {sorted(unknown)[0]!r} of a protocol. Known: {known}.")
     protocol = replace(protocol, **dict(changes or {}))
-    if protocol.rule not in RULES:
-        raise ValueError(f"unknown multiple-choice rule {protocol.rule!r}; choose one of {', '.join(RULES)}.")
-    return protocol
+    return replace(protocol, rule=find_rule(protocol.rule))

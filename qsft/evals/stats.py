@@ -3,6 +3,7 @@
 A score matrix is [N, n]: a row is a problem, a column a run. Intervals resample problems, never single samples.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import comb
@@ -75,15 +76,17 @@ def pass_at(correct: int, samples: int, k: int) -> float:
     return 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
-def majority(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> bool:
-    """Whether the most frequent answer is right. Right ones are one answer, None has no vote, the first wins a tie."""
-    votes: dict[Hashable, int] = {}
-    right = object()
+def majority(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> float:
+    """The probability that the most frequent answer is right, a tie being drawn: 1/2 where two lead and one is right.
+
+    Right answers are one answer, however they are written; None has no vote.
+    """
+    votes: Counter[Hashable] = Counter()
     for answer, is_right in zip(answers, correct, strict=True):
         if answer is not None:
-            vote = right if is_right else answer
-            votes[vote] = votes.get(vote, 0) + 1
-    return bool(votes) and max(votes, key=lambda vote: votes[vote]) is right
+            votes["right" if is_right else ("wrong", answer)] += 1
+    leading = [vote for vote, count in votes.items() if count == max(votes.values())]
+    return float("right" in leading) / len(leading) if leading else 0.0
 
 
 def run_spread(scores: Scores) -> dict[str, float]:

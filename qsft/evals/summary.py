@@ -11,6 +11,12 @@ from qsft.evals.grade import Grade
 from qsft.evals.request import Generation
 from qsft.evals.tasks import Problem
 
+READINGS = {
+    "boxed": "the box",
+    "first": "the paper's rule, whose first match scores higher here",
+    "last": "the paper's rule, whose last match scores higher here",
+}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -21,6 +27,7 @@ class Result:
     generations: Sequence[Generation] = field(repr=False)
     grades: Sequence[Grade] = field(repr=False)
     problems: Sequence[Problem] = field(default=(), repr=False)
+    reading: str | None = None  # of multiple choice: which of READINGS the grades are
 
     def matrix(self, values: Sequence[float | bool]) -> stats.Scores:
         """Values of the samples as [problem, sample]."""
@@ -30,6 +37,13 @@ class Result:
     def scores(self) -> stats.Scores:
         """1 where a sample is correct, [problem, sample]."""
         return self.matrix([grade.correct for grade in self.grades])
+
+    def readings(self) -> dict[str, float]:
+        """The share of right answers by each reading of multiple choice."""
+        golds = {problem.id: str(problem.gold).strip().upper() for problem in self.problems}
+        pairs = [(one.choices or {}, golds.get(generation.problem))
+                 for one, generation in zip(self.grades, self.generations, strict=True)]  # fmt: skip
+        return {name: float(np.mean([read.get(name) == gold for read, gold in pairs])) for name in READINGS}
 
 
 @dataclass(frozen=True)
@@ -47,14 +61,20 @@ class Report:
         return to_markdown(self.summary)
 
 
-def make_report(results: Sequence[Result], settings: Mapping[str, Any], notes: Mapping[str, list[str]]) -> Report:
+def make_report(
+    results: Sequence[Result],
+    settings: Mapping[str, Any],
+    notes: Mapping[str, list[str]],
+    left_out: Mapping[str, str] | None = None,
+) -> Report:
     """The report of a run: each task's numbers, the macro average, the settings and what a reader should know."""
     tasks = {one.task: {**task_numbers(one), "notes": notes.get(one.task, [])} for one in results}
     macro = {
         name: asdict(stats.macro_average([_per_problem(one, name) for one in results]))
         for name in ("acc", "acc_lenient")
     }
-    return Report({"tasks": tasks, "macro": macro, "settings": dict(settings)}, {one.task: one for one in results})
+    summary = {"tasks": tasks, "macro": macro, "settings": dict(settings), "left_out": dict(left_out or {})}
+    return Report(summary, {one.task: one for one in results})
 
 
 def task_numbers(result: Result) -> dict[str, Any]:
@@ -75,6 +95,7 @@ def task_numbers(result: Result) -> dict[str, Any]:
         "grading_failures": float(np.mean([grade.failure is not None for grade in grades])),
         "grading_timeouts": float(np.mean([grade.timed_out for grade in grades])),
         "truncated": float(np.mean([generation.finish == "length" for generation in generations])),
+        **({"reading": result.reading, "readings": result.readings()} if result.reading else {}),
         "tokens": token_numbers(np.array([generation.tokens for generation in generations]), scores.ravel() > 0),
     }
 
@@ -127,7 +148,9 @@ def table_rows(summary: Mapping[str, Any]) -> list[list[str]]:
 
 
 def notes_of(summary: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(note for task in summary["tasks"].values() for note in task["notes"]))
+    notes = [note for task in summary["tasks"].values() for note in task["notes"]]
+    notes += [f"{task} is left out: {why}." for task, why in summary.get("left_out", {}).items()]
+    return list(dict.fromkeys(notes))
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.evaluate import evaluate, rescore
-from qsft.evals.grade import Grade
+from qsft.evals.grade import Grade, grade
 from qsft.evals.tasks import Problem, Task
 
 FREE = ("--prompt", "plain", "--samples", "4", "--max_new_tokens", "8")
@@ -184,10 +184,79 @@ def test_rescore_finds_the_task_file_and_the_data_again(sum_directory, sum_file,
     monkeypatch.chdir(tmp_path)
     assert command(*words, "--tasks", "aime24", "--data_dir", "data", "--output_dir", tmp_path / "named") == 0
     monkeypatch.chdir("/")
-    rescore(tmp_path / "file", rule="last-letter")
-    assert EvalDirectory(tmp_path / "file").settings()["sums"]["protocol"]["rule"] == "last-letter"
+    rescore(tmp_path / "file", rule="paper")
+    assert EvalDirectory(tmp_path / "file").settings()["sums"]["protocol"]["rule"] == "paper"
     assert rescore(tmp_path / "file").summary["tasks"]["sums"]["problems"] == 2
     assert rescore(tmp_path / "named").summary["tasks"]["aime24"]["problems"] == 2
+
+
+def test_a_second_task_joins_the_report_of_the_first(sum_directory, sum_file, tmp_path, command):
+    words = ("eval", sum_directory, *FREE, "--limit", "3", "--output_dir", tmp_path)
+    other = tmp_path / "other.jsonl"
+    other.write_text(sum_file.read_text("utf-8"), encoding="utf-8")
+    assert command(*words, "--tasks", sum_file) == 0
+    alone = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    assert command(*words, "--tasks", other, "--samples", "2") == 0
+    both = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    assert list(both["tasks"]) == list(both["settings"]["tasks"]) == ["sums", "other"]
+    assert both["tasks"]["sums"] == alone["tasks"]["sums"]
+    assert both["settings"]["tasks"]["sums"] == alone["settings"]["tasks"]["sums"]
+    means = [task["acc"]["mean"] for task in both["tasks"].values()]
+    assert both["macro"]["acc"]["mean"] == pytest.approx(sum(means) / 2)
+    assert command("eval", "no/model", "--rescore", "--output_dir", tmp_path, "--tasks", "other") == 0
+    assert json.loads((tmp_path / "summary.json").read_text("utf-8")) == both
+    path = tmp_path / "generations" / "sums.jsonl"
+    path.write_text(path.read_text("utf-8").partition("\n")[2], encoding="utf-8")
+    with pytest.raises(ValueError, match=r"sums.jsonl lacks problem"):
+        command(*words, "--tasks", other, "--samples", "2")
+    path.unlink()
+    assert command(*words, "--tasks", other, "--samples", "2") == 0
+    assert "sums is left out: its generations are lost" in (tmp_path / "summary.md").read_text("utf-8")
+
+
+def test_generations_without_settings_are_not_reused(sum_directory, sum_file, tmp_path, command):
+    words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--limit", "2", "--output_dir", tmp_path)
+    assert command(*words) == 0
+    settings = (tmp_path / "settings.json").read_text("utf-8")
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"settings.json does not say what made them.*--fresh"):
+        command(*words)
+    (tmp_path / "settings.json").write_text(settings[:-20], encoding="utf-8")
+    with pytest.raises(ValueError, match=r"settings.json: not valid JSON. Restore the file"):
+        command(*words)
+    (tmp_path / "settings.json").write_text(settings, encoding="utf-8")
+    assert command(*words) == 0
+
+
+def test_a_place_that_is_a_file_is_named(sum_directory, sum_file, tmp_path, command):
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    with pytest.raises(OSError, match=r"taken cannot be a directory: a file is in the way"):
+        command("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path / "taken")
+
+
+def test_the_papers_medical_protocol_chooses_the_better_match_and_keeps_the_box_beside(sum_model, sum_tokenizer):
+    texts = [
+        "The answer is B. No, the answer is A.",
+        r"The answer is C. \boxed{A}, so the answer is A",
+        "The answer is B",
+    ]
+    options = {"A": "x", "B": "y", "C": "z"}
+    problems = [Problem(str(i), text, "A", options) for i, text in enumerate(texts)]
+    task = Task(
+        "medical",
+        problems=problems,
+        multiple_choice=True,
+        prompt=lambda problem: "1 + 2 =",
+        grader=lambda generation, problem: grade(problem.question, "A", options=options, rule="paper"),
+    )
+    report = evaluate(sum_model, task, tokenizer=sum_tokenizer, max_new_tokens=2, silent=True)
+    numbers = report.summary["tasks"]["medical"]
+    assert numbers["reading"] == "last"
+    assert numbers["readings"] == pytest.approx({"boxed": 2 / 3, "first": 0, "last": 2 / 3})
+    assert numbers["acc"]["mean"] == pytest.approx(2 / 3)
+    assert [one.answer for one in report.results["medical"].grades] == ["A", "A", "B"]
+    assert "the paper's rule, whose last match scores higher" in str(report)
+    assert "by box 66.7 %, by the paper's first match 0.0 %, by its last 66.7 %" in str(report)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,17 @@
 import os
 import signal
 import subprocess
+from dataclasses import asdict
 
 import pytest
 from sympy.core import random as sympy_random
 from sympy.core.facts import InconsistentAssumptions
 
 from qsft.evals.answers import _float
-from qsft.evals.choice import by_box
-from qsft.evals.grade import Grade, Judges, grade, to_record
-from qsft.evals.judge import judge, judge_in_time
+from qsft.evals.boxes import boxes, last_boxed
+from qsft.evals.choice import better_reading, by_box, paper_matches
+from qsft.evals.grade import Grade, Judges, grade
+from qsft.evals.judge import OutOfTime, judge, judge_in_time
 
 BOX = r"We compute and find \boxed{%s}."
 
@@ -38,6 +40,7 @@ SAME = [
     ("text", r"\text{Evelyn}", "Evelyn"),
     ("text, case and spaces", "even function", r"\text{Even  function}"),
     ("thousands", "1000", "1,000"),
+    ("thousands, a gap", "1000", "1 000"),
     ("degrees", "90", r"90^\circ"),
     ("polynomial", "x^2+2x+1", "(x+1)^2"),
     ("surd", r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
@@ -46,6 +49,25 @@ SAME = [
     ("float gold", 27.0, "27"),
     ("gold list", ["3", "-3"], "-3, 3"),
     ("clock", "6:00", "6:00"),
+    ("brackets of a pair", "(5,3)", "[5,3]"),
+    ("repeated root", "-2", "-2,-2"),
+    ("repeated root in words", "-2", r"-2 \text{ and } -2"),
+    ("degree sign", "90", "90°"),
+    ("vulgar fraction", r"\frac{1}{2}", "½"),
+    ("mixed vulgar fraction", "2.5", "2½"),
+    ("root sign", r"\sqrt{2}", "√2"),
+    ("root sign with brackets", r"3\sqrt{x+1}", "3√(x+1)"),
+    ("option letter before the answer", "5", r"(E)\ 5"),
+    ("option letter in bold", "5", r"\textbf{(E)}\ 5"),
+    ("inequality as interval", r"(2,\infty)", "x > 2"),
+    ("interval as inequality", "x>2", r"(2,\infty)"),
+    ("inequality in signs", r"[2,\infty)", "x ≥ 2"),
+    ("bounded inequality", r"[2,5]", r"2 \le x \le 5"),
+    ("tiny number", "2.88e-19", r"2.88 \times 10^{-19}"),
+    ("tiny number, a unit", "2.88e-19", r"2.88 \times 10^{-19} \text{ J}"),
+    ("tiny decimal", "0.0000003", "3e-7"),
+    ("six decimals", "1/3", "0.333333"),
+    ("no mixed number", "7/3", r"2\frac{1}{3}"),
 ]
 
 DIFFERENT = [
@@ -61,6 +83,17 @@ DIFFERENT = [
     ("text", "Evelyn", "Carla"),
     ("clock", "6:00", "7:00"),
     ("gold list", ["3", "-3"], "3"),
+    ("open and closed interval", "(1,2)", "[1,2]"),
+    ("closed bound", r"(2,\infty)", r"x \ge 2"),
+    ("tiny number, magnitude", "2.88e-19", "2.88e-18"),
+    ("tiny number, sign", "2.88e-19", r"-2.88 \times 10^{-19}"),
+    ("tiny number, digits", "2.88e-19", "2.89e-19"),
+    ("tiny number, nothing", "2.88e-19", "0"),
+    ("tiny decimal", "0.0000003", "0.0000004"),
+    ("tiny fraction", r"\frac{1}{1000000}", r"\frac{1}{1000100}"),
+    ("five decimals", "1/3", "0.33333"),
+    ("mixed number", "21/3", "2 1/3"),
+    ("root and number", "4", "2,-2"),
 ]
 
 
@@ -86,13 +119,15 @@ def test_another_answer_is_wrong(gold, answer):
         (r"$\boxed{12$", "12"),
         (r"The final answer is $\frac{3}{4}$. I hope it is correct.", "3/4"),
         ("I get 7", "7"),
+        (r"<think>\boxed{3}?</think> It is \boxed{7}", "7"),
+        (r"<think>\boxed{3}?</think> The answer is 7.", "7"),
     ],
 )
 def test_where_the_answer_stands(response, gold):
     assert grade(response, gold).correct
 
 
-@pytest.mark.parametrize("response", ["", "I do not know.", r"\boxed{}", "\x00" * 50])
+@pytest.mark.parametrize("response", ["", r"<think>\boxed{5}</think>", "I do not know.", r"\boxed{}", "\x00" * 50])
 def test_no_answer_is_wrong_and_an_extraction_failure(response):
     graded = grade(response, "5")
     assert not graded.correct
@@ -135,8 +170,8 @@ def test_a_judge_that_no_longer_answers_is_replaced():
         stuck = judges._idle.get()
         judges._idle.put(stuck)
         os.kill(stuck.process.pid, signal.SIGSTOP)
-        assert judges.submit(BOX % "7", "7").result().timed_out
-        assert judges.submit(BOX % "7", "7").result().correct
+        assert judges.submit(BOX % "8", "8").result().timed_out
+        assert judges.submit(BOX % "9", "9").result().correct
 
 
 OPTIONS = {"A": "Aspirin", "B": "Beta blocker", "C": "Type 1", "D": "Type 10"}
@@ -192,15 +227,75 @@ def test_the_letter_that_is_said_is_no_word(response, chosen):
 
 
 @pytest.mark.parametrize(
-    ("response", "chosen"),
-    [(r"\boxed{B} is what I say, not C", "C"), ("A patient has a cold.", "A"), ("beta blokcer", "B"), ("", "A")],
+    ("boxed", "chosen"),
+    [
+        (r"\boxed{\textbf{B}}", "B"),
+        (r"\boxed{\mathbf{\text{B}}}", "B"),
+        (r"\boxed{A clot in the lung}", "C"),
+        (r"\boxed{\text{A clot in the lung.}}", "C"),
+        (r"\boxed{A: Aspirin}", "A"),
+        (r"\boxed{B Beta blocker}", "B"),
+        (r"\boxed{(D)}", "D"),
+        (r"\boxed{Option B}", "B"),
+        (r"\boxed{The answer is B}", "B"),
+        (r"\boxed{b}", "B"),
+        (r"\boxed{(b)}", "B"),
+        (r"\fbox{B}", "B"),
+        (r"so \boxed{B", "B"),
+        (r"so $\boxed{\text{B", "B"),
+        (r"The answer is D: \boxed{A and C}", None),
+        (r"\boxed{A, C}", None),
+        (r"\boxed{A} and \boxed{C}", None),
+        (r"\boxed{B} \boxed{B}", "B"),
+        (r"\boxed{D}, that is \boxed{42}", "D"),
+        (r"<think>\boxed{A}</think>\boxed{B}", "B"),
+        ("Option B", "B"),
+        ("b", "B"),
+        ("(b).", "B"),
+    ],
 )
-def test_multiple_choice_last_letter_never_abstains(response, chosen):
-    assert grade(response, "B", options=OPTIONS, rule="last-letter").answer == chosen
+def test_what_a_box_chooses(boxed, chosen):
+    options = {"A": "Aspirin", "B": "Beta blocker", "C": "A clot in the lung", "D": "Vitamin B12"}
+    assert by_box(boxed, options) == chosen
+
+
+@pytest.mark.parametrize(
+    ("response", "first", "last"),
+    [
+        ("The answer is B. A deficiency of iron", "B", "B"),  # the article is no match, and step 2 goes before step 3
+        ("The answer is B. No, the answer is\nC.", "B", "C"),
+        ("The answer is N", "N", "N"),  # step 2 takes any letter from A to N
+        ("The answer is b. (C)", "C", "C"),  # a capital letter
+        ("B or C?\n## Final Response\nD, not A.", "D", "A"),  # only what follows the heading counts
+        ("## Final Response\nA.\n## Final Response\nB.", "B", "B"),
+        ("A deficiency of iron: (B)", "B", "B"),
+        ("A. Not B", "A", "B"),
+        ("(A) and (D)", "A", "D"),
+        ("Vitamins B12 and D3, option C.", "C", "C"),
+        ("B-cells, says C", "B", "C"),  # a hyphen is no word character
+        ("It is TYPE 10, no, aspirin", "D", "A"),
+        ("It is type 1", "C", "C"),
+        ("beta blokcer", "B", "B"),
+        ("", "D", "D"),  # nothing is like it: the last among equals
+    ],
+)
+def test_the_papers_rule(response, first, last):
+    assert paper_matches(response, OPTIONS) == (first, last)
+    graded = grade(response, last, options=OPTIONS, rule="paper")
+    assert graded.correct
+    assert (graded.choices["first"], graded.choices["last"]) == (first, last)
+
+
+def test_a_data_sets_score_is_the_better_reading():
+    graded = [grade(text, "A", options=OPTIONS, rule="paper") for text in ("(B), no, (A)", "(A), not (B)", "(C) (A)")]
+    name, read = better_reading(graded, ["A"] * 3)
+    assert (name, [one.correct for one in read]) == ("last", [True, False, True])
+    assert better_reading(graded, ["B", "A", "C"])[0] == "first"
+    assert [one.answer for one in better_reading(graded, ["B", "A", "C"])[1]] == ["B", "A", "C"]
 
 
 def test_an_unknown_rule_is_named():
-    with pytest.raises(ValueError, match=r"first-letter.*boxed, last-letter"):
+    with pytest.raises(ValueError, match=r"first-letter.*boxed, paper"):
         grade("A", "A", options=OPTIONS, rule="first-letter")
 
 
@@ -239,7 +334,40 @@ def test_any_failure_of_the_grader_is_a_wrong_answer_and_named(error, monkeypatc
 
     monkeypatch.setattr("qsft.evals.answers.grade_math", fail)
     case = {"prediction": BOX % "2", "gold": "2", "options": None, "rule": None}
-    assert judge_in_time(case, 5) == to_record(Grade(False, failure=f"{error.__name__}: why"))
+    assert judge_in_time(case, 5) == asdict(Grade(False, failure=f"{error.__name__}: why"))
+
+
+def test_a_decided_grade_outlives_a_writing_that_takes_too_long(monkeypatch):
+    def forever(answer):
+        raise OutOfTime
+
+    monkeypatch.setattr("qsft.evals.answers.canonical", forever)
+    graded = judge_in_time({"prediction": BOX % "x + 1", "gold": "3", "options": None}, 5)
+    assert (graded["correct"], graded["timed_out"], graded["answer"]) == (False, False, "x+1")
+    monkeypatch.setattr("qsft.evals.answers._parse", forever)
+    hard = r"9^{9^{9^{9^{9}}}}"
+    graded = judge_in_time({"answer": hard, "gold": hard, "options": None}, 5)
+    assert (graded["correct"], graded["timed_out"]) == (True, False)
+
+
+def test_wrong_answers_are_written_by_value():
+    written = [grade(BOX % answer, "0").answer for answer in ("2(x+1)", "2x + 2", "2+2 \\cdot x")]
+    assert len(set(written)) == 1
+    assert grade(BOX % r"\{2, 1\}", "0").answer == grade(BOX % "1, 2", "0").answer
+
+
+def test_boxes_are_found_in_one_pass_however_many_are_open():
+    assert last_boxed(r"\boxed{" * 50_000) is not None
+    assert [content for *_, content in boxes(r"\boxed{1} \boxed{2 \boxed{3} 4} \boxed{\{5\}}")] == ["1", "3", r"\{5\}"]
+
+
+def test_equal_answers_are_graded_once_and_judges_follow_the_affinity(monkeypatch):
+    with Judges() as judges:
+        assert judges._threads._max_workers == min(16, len(os.sched_getaffinity(0)))
+        futures = [judges.submit(f"sample {i}: " + BOX % "7", "7") for i in range(16)]
+        assert len({id(future) for future in futures}) == 1
+        assert futures[0].result().correct
+        assert judges.submit(BOX % "7", "8") is not futures[0]
 
 
 def test_two_judges_grade_a_thousand_ordinary_answers():

@@ -95,7 +95,7 @@ pictures: $(VENV)/.installed-test  ## take the README's pictures anew, from the 
 	  ../bin/qsft explore tokens demo --n 12 --out tokens.html && \
 	  ../bin/qsft explore alignment demo --n 200 --out alignment.html && \
 	  ../bin/qsft train demo --logging_steps 2 --output_dir run && ../bin/qsft explore run run --out run.html && \
-	  ../bin/python -m qsft.explore.pictures targets.html "tokens.html#token-15" alignment.html run.html --out ../../docs
+	  ../bin/python ../../docs/take_pictures.py targets.html "tokens.html#token-15" alignment.html run.html --out ../../docs
 
 dist: $(VENV)/.installed-dev  ## build, check and try the wheel in a clean environment
 	rm -rf dist build

@@ -1,10 +1,15 @@
 """What the results say, in sentences computed from them: where Target-SFT wins, ties and loses."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
 
 from qsft.demo.foundation import base_suffices, teacher_suffices
 from qsft.demo.methods import Method
 from qsft.demo.results import BASE, TEACHER, Line, Results
+from qsft.demo.scenario import Scenario
+from qsft.page import static
 
 TIE = 3.0  # points: what a seed more or less may change
 CLEAN = 0.05  # slips per step below which demonstrations count as clean
@@ -25,6 +30,7 @@ def findings(results: Results) -> list[str]:
         _about_errors(results),
         *_about_greedy(results),
         *_about_the_world(results),
+        *_about_other_seeds(results),
         LIMITS,
     ]
 
@@ -96,6 +102,26 @@ def _about_the_world(results: Results) -> Iterator[str]:
         base, teacher = seed.knows[BASE], seed.knows[TEACHER]
         if not (base_suffices(base) and teacher_suffices(teacher, seed.scenario.teacher)):
             yield f"Mind seed {seed.scenario.seed}: its base or teacher does not know what it should, see above."
+
+
+def _about_other_seeds(results: Results) -> Iterator[str]:
+    """What the committed seeds of the demo gave, beside a single one of them."""
+    known = committed_seeds()
+    ordinary = results.scenario == Scenario() and len(results.seeds) == 1
+    labels = [method.label for method in results.methods if method.label in known["averages"]]
+    if ordinary and labels:
+        said = ", ".join(f"{label} {_mean_and_range(known['averages'][label])}" for label in labels)
+        yield f"This is one seed. Seeds {', '.join(map(str, known['seeds']))} gave: {said}."
+
+
+def committed_seeds() -> dict[str, Any]:
+    """`seeds` and `averages` (by label) of the run that the README's figures are from; `command` makes them again."""
+    found: dict[str, Any] = json.loads(static("qsft.demo", "seeds.json"))
+    return found
+
+
+def _mean_and_range(values: Sequence[float]) -> str:
+    return f"{fmean(values):.1f} ({min(values):.1f}–{max(values):.1f})"
 
 
 def _points(value: float) -> str:

@@ -113,10 +113,10 @@ def observe(model: nn.Module, document: Document, observer: Target, teacher: Tea
     """Run the model over one document with an `observing` target in the place of the real one."""
     attach_target_head(model)
     device = next(model.parameters()).device
-    ids, labels = (torch.as_tensor(np.asarray(document[n]))[None].to(device).long() for n in ("input_ids", "labels"))
+    ids, labels = (torch.tensor(np.asarray(document[n]))[None].to(device).long() for n in ("input_ids", "labels"))
     extra = {"document": torch.zeros_like(ids)} if "document" in observer.needs else {}
     if "critical" in observer.needs and "critical" in document:
-        extra["critical"] = torch.as_tensor(np.asarray(document["critical"]))[None].to(device)
+        extra["critical"] = torch.tensor(np.asarray(document["critical"]))[None].to(device)
     training = model.training
     model.eval()
     try:

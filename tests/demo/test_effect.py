@@ -11,45 +11,46 @@ from qsft.cli import main
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory):
-    """One base for all three worlds."""
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    """All worlds of one base, and the directory they are in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QSFT_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
+        out = tmp_path_factory.mktemp("worlds")
+        assert main(["demo", "--worlds", "--out", str(out), "--targets", "sft", "dft", "target"]) == 0
+        yield out
 
 
-def demo(tmp_path, *words):
-    assert main(["demo", "--out", str(tmp_path), *words]) == 0
-    results = json.loads((tmp_path / "results.json").read_text())
+def averages_and_findings(out, world):
+    results = json.loads((out / "results.json").read_text())["worlds"][world]
     return {line["label"]: line["average"] for line in results["table"]}, " ".join(results["findings"])
 
 
-def test_target_sft_is_first_by_more_than_three_points(tmp_path):
-    averages, said = demo(tmp_path)
-    ours = averages.pop("Target-SFT")
-    averages.pop("KD sharpened")  # a control, which ties
-    assert ours > max(averages.values()) + 3
+def test_target_sft_is_first_by_more_than_three_points(worlds):
+    averages, said = averages_and_findings(worlds, "right")
+    assert averages.pop("Target-SFT") > max(averages.values()) + 3
     assert "Target-SFT beats" in said
+    assert "Mind seed" not in said
 
 
-def test_a_wrong_teacher_makes_target_sft_lose_and_the_demo_says_so(tmp_path):
-    averages, said = demo(tmp_path, "--wrong-teacher", "--targets", "sft", "dft", "target")
+@pytest.mark.parametrize("world", ["wrong", "half-wrong"])
+def test_a_wrong_teacher_makes_target_sft_lose_and_the_demo_says_so(worlds, world):
+    averages, said = averages_and_findings(worlds, world)
     assert averages["Target-SFT"] < averages["SFT(p)"] - 3
     assert "Target-SFT loses to SFT(p)" in said
 
 
-def test_with_clean_demonstrations_sft_ties_and_the_demo_says_so(tmp_path):
-    averages, said = demo(tmp_path, "--noise", "0", "--targets", "sft", "target")
+def test_with_clean_demonstrations_sft_ties_and_the_demo_says_so(worlds):
+    averages, said = averages_and_findings(worlds, "clean")
     assert abs(averages["Target-SFT"] - averages["SFT"]) <= 3
     assert "Target-SFT and SFT tie" in said
 
 
-def test_the_recipe_trains_the_same_target_sft(tmp_path):
-    demo(tmp_path, "--targets", "target")
+def test_the_recipe_trains_the_same_target_sft(worlds, tmp_path):
     recipe, cache = tmp_path / "recipe", tmp_path / "cache"
     assert main(["train", "demo", "--output_dir", str(recipe), "--teacher_cache", str(cache)]) == 0
-    theirs, ours = (load_file(path / "model.safetensors") for path in (recipe, tmp_path / "seed-0" / "target-eta0.5"))
+    ours = load_file(worlds / "right" / "seed-0" / "target-eta0.5" / "model.safetensors")
+    theirs = load_file(recipe / "model.safetensors")
     assert theirs.keys() == ours.keys()
     for name, weight in ours.items():
         torch.testing.assert_close(theirs[name], weight, atol=1e-4, rtol=1e-3)

@@ -72,6 +72,15 @@ def test_a_seed_whose_base_lacks_its_facts_is_named():
     assert "Mind seed" not in " ".join(findings(make_results(PAPER)))
 
 
+def test_a_single_seed_says_what_other_seeds_gave(monkeypatch):
+    known = {"seeds": [0, 1, 2], "averages": {"SFT": [44.0, 45.0, 46.0], "Target-SFT": [97.0, 98.0, 99.0]}}
+    monkeypatch.setattr("qsft.demo.findings.committed_seeds", lambda: known)
+    said = " ".join(findings(make_results(PAPER)))
+    assert "Seeds 0, 1, 2 gave: SFT 45.0 (44.0–46.0), Target-SFT 98.0 (97.0–99.0)." in said
+    for other in (make_results(PAPER, seeds=3), make_results(PAPER, noise=0.0)):
+        assert "This is one seed" not in " ".join(findings(other))
+
+
 def test_limits_are_always_stated_and_a_smoke_test_claims_nothing():
     results = make_results(PAPER)
     assert findings(results)[-1] == LIMITS

@@ -1,4 +1,4 @@
-"""Pages as PNG pictures for a README, taken by a headless Chromium: python -m qsft.explore.pictures PAGE… --out DIR."""
+"""Pages as PNG pictures for a README, taken by a headless Chromium: python docs/take_pictures.py PAGE… --out DIR."""
 
 import argparse
 import shutil
@@ -45,7 +45,7 @@ def take_picture(page: str | Path, png: str | Path, *, width: int = 1280, height
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Take a picture of every page given, as FILE.png, or of FILE.html#FRAGMENT."""
-    parser = argparse.ArgumentParser(prog="python -m qsft.explore.pictures", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="+", metavar="PAGE", help="an HTML file, or FILE.html#FRAGMENT")
     parser.add_argument("--out", default=".", metavar="DIR", help="where the PNGs go (default: here)")
     parser.add_argument("--width", type=int, default=1280)

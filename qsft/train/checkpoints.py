@@ -102,7 +102,7 @@ def resolve_checkpoint(output_dir: str | Path, asked: str | None) -> str | None:
         flaws = one.flaws(digests=False)
         if flaws:
             skipped.append(f"{one.path.name}: {flaws[0]}")
-        elif run is not None and one.run != run["id"]:
+        elif run is not None and one.run != run.get("id"):
             skipped.append(f"{one.path.name}: it belongs to another run ({one.run or 'of unknown id'})")
         else:
             _log_skipped(output_dir, skipped)

@@ -1,0 +1,68 @@
+"""Wrong places and broken files end every command with a message and exit code 2, never with a traceback."""
+
+import json
+
+import pytest
+
+from qsft.cli import main
+
+
+@pytest.fixture
+def folder(tiny_files, tmp_path, monkeypatch):
+    """A file and a directory where the other is wanted, and a run whose records are empty objects."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "afile").write_text("")
+    (tmp_path / "adir").mkdir()
+    checkpoint = tmp_path / "broken" / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    for file in (checkpoint / "target.json", checkpoint / "trainer_state.json", tmp_path / "broken" / "run.json"):
+        file.write_text("{}")
+    for name in ("sweep.json", "manifest.json", "recipe.json"):
+        (tmp_path / name).write_text("[]")
+    documents = [{"input_ids": [4, 5, 6], "labels": [-100, 5, 6]}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    (tmp_path / "task.jsonl").write_text('{"problem": "w1", "answer": "1"}\n')
+    return tmp_path
+
+
+TINY = (
+    "numina_qwen_math_1p5b --model_name_or_path {files}/student --teacher_model_name_or_path {files}/teacher "
+    "--data_dir {files}/numina.jsonl --max_length 64 --global_batch_size 16 --dtype float32 --use_cpu true "
+    "--bf16 false --report_to none --max_steps 1"
+)
+CASES = [
+    (f"train {TINY} --output_dir afile", "afile"),
+    (f"train {TINY} --output_dir afile/inside", "afile"),
+    (f"train {TINY} --teacher_cache afile", "afile"),
+    (f"train {TINY} --output_dir broken", "checkpoints of another run"),
+    (f"train {TINY} --output_dir broken --resume_from_checkpoint last", "broken"),
+    (f"train {TINY} --output_dir run --target sft --resume_from_checkpoint broken/checkpoint-2", "checkpoint-2"),
+    (f"train {TINY} --output_dir run --target sft --resume_from_checkpoint nosuch", "nosuch"),
+    ("train adir", "there is no recipe 'adir'"),
+    ("train afile --dry_run", "a recipe is a list"),
+    (f"sweep {TINY} --grid target=sft --directory afile", "afile"),
+    (f"sweep {TINY} --grid target=sft --directory .", "sweep.json"),
+    ("cache build --dataset_path rows.jsonl --teacher {files}/teacher --out afile", "afile"),
+    ("cache build --dataset_path afile --teacher {files}/teacher --out cache", "afile"),
+    ("cache info adir", "adir"),
+    ("cache info afile", "afile"),
+    ("cache info .", "manifest.json"),
+    ("cache verify afile", "afile"),
+    ("eval . --tasks rows.jsonl", "recipe.json"),
+    ("eval {files}/student --tasks task.jsonl --output_dir afile", "afile"),
+    ("eval {files}/student --tasks nosuch.jsonl", "nosuch.jsonl"),
+    ("compare afile adir", "afile"),
+    (f"curate self_distill {TINY} --out afile", "afile"),
+    ("explore run broken --out curves.html", "broken"),
+    ("explore run afile --out curves.html", "afile"),
+    (f"explore tokens {TINY} --n 1 --out adir", "adir"),
+]
+
+
+@pytest.mark.parametrize(("command", "named"), CASES, ids=[command.replace(TINY, "TINY")[:60] for command, _ in CASES])
+def test_it_is_named_and_nothing_is_raised(command, named, folder, tiny_files, capfd):
+    words = command.format(files=tiny_files).split()
+    assert main(words) == 2
+    said = capfd.readouterr().err
+    assert named in said.rsplit("qsft: ", 1)[1]
+    assert "Traceback" not in said

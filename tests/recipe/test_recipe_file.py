@@ -250,6 +250,14 @@ def test_hostile_files_are_named_and_nothing_runs(text, message, recipe_file):
         read_recipe(recipe_file(text))
 
 
+def test_reading_a_recipe_runs_nothing_of_it(recipe_file, tmp_path):
+    ran = tmp_path / "ran"
+    assert read_recipe(recipe_file(f'seed: 1\nif __name__ == "__main__": open({str(ran)!r}, "w")\n')).values == {
+        "seed": 1
+    }
+    assert not ran.exists()
+
+
 def test_a_file_in_another_encoding_is_named(tmp_path):
     (tmp_path / "mine.yaml").write_bytes("seed: 1 # é".encode("latin-1"))
     with pytest.raises(ValueError, match=r"mine.yaml: not a text file in UTF-8"):

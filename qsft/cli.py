@@ -15,7 +15,7 @@ from qsft import __version__
 from qsft.processes import exit_process
 
 # The order in which `qsft --help` lists them: what a newcomer types first stands first.
-COMMANDS = ("demo", "targets", "train", "plan", "cache", "eval", "compare", "sweep", "curate", "explore")
+COMMANDS = ("demo", "targets", "train", "plan", "cache", "eval", "compare", "sweep", "report", "curate", "explore")
 
 ABOUT = """\
 qsft: supervised fine-tuning as target distribution design.

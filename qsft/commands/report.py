@@ -1,0 +1,44 @@
+"""`qsft report [DIR …]`: the paper's main table from every evaluated run, settings × methods."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+PLACES = ("runs", "sweeps", "evals")  # where trainings, sweeps and evaluations of hub models go by default
+EXAMPLES = """\
+examples:
+  qsft report                           everything evaluated in runs/, sweeps/ and evals/
+  qsft report runs/ --output_dir paper  report.html, report.md, report.tex and report.json
+"""
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="one table of all evaluated runs: settings × methods, beside the paper's",
+        description=(
+            "Collects every evaluated run, groups the runs by setting and puts averages with intervals beside the "
+            "published ones. Cells that are missing are named with the command that fills them."
+        ),
+        epilog=EXAMPLES,
+    )
+    parser.add_argument(
+        "places", metavar="DIR", nargs="*", type=Path, help=f"where to look (default: {', '.join(PLACES)})"
+    )
+    parser.add_argument("--output_dir", default="report", type=Path, help="where it is written (%(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect, write, print the table and say where the page is."""
+    from qsft.recipe.overview import overview
+    from qsft.recipe.overview_page import to_markdown, write_overview
+
+    places = args.places or [Path(place) for place in PLACES if Path(place).is_dir()]
+    absent = [str(place) for place in places if not place.is_dir()]
+    if absent:
+        raise FileNotFoundError(f"there is no directory {', '.join(absent)} to collect evaluated runs from.")
+    summary = overview(places)
+    page = write_overview(summary, args.output_dir)
+    print(f"{to_markdown(summary)}\n{page}")
+    return 0

@@ -1,0 +1,105 @@
+"""qsft report: what it finds, how it groups, what it says is missing."""
+
+import json
+
+import numpy as np
+import pytest
+
+from qsft.cli import main
+from qsft.evals.eval_directory import EvalDirectory
+from qsft.evals.grade import Grade
+from qsft.evals.request import Generation
+from qsft.evals.summary import Result, make_report
+from qsft.recipe.overview import overview
+
+STUDENT = "Qwen/Qwen2.5-Math-1.5B"
+TASKS = ("math500", "aime24")
+
+
+def result(task, share, problems=40):
+    rng = np.random.default_rng(0)
+    right = rng.random((problems, 2)) < share
+    keys = [(f"d{problem}", sample) for problem in range(problems) for sample in range(2)]
+    grades = [Grade(bool(one), True, "3") for one in right.ravel()]
+    return Result(task, 2, [Generation(*key, "", 5, "stop") for key in keys], grades)
+
+
+def write_evaluation(directory, share, model, tasks=TASKS):
+    results = [result(task, share) for task in tasks]
+    for one in results:
+        EvalDirectory(directory).write_result(one)
+    report = make_report(results, {"model": model}, {})
+    (directory / "summary.json").write_text(json.dumps(report.summary))
+
+
+def write_run(place, target, share, recipe="numina_qwen_math_1p5b", tasks=TASKS, **hparams):
+    run = place / f"{recipe}-{target}-{share}"
+    run.mkdir(parents=True)
+    record = {"recipe": recipe, "target": target, "target_kwargs": hparams, "values": {"model_name_or_path": STUDENT}}
+    record |= {"eval_tasks": "math", "eval_protocol": "paper-math"}
+    (run / "recipe.json").write_text(json.dumps(record))
+    if share is not None:
+        write_evaluation(run / "eval", share, str(run), tasks)
+    return run
+
+
+def test_settings_by_methods_with_published_numbers_wins_and_what_is_missing(tmp_path):
+    write_run(tmp_path, "sft", 0.3)
+    best = write_run(tmp_path, "target", 0.8)
+    write_run(tmp_path, "kd_hybrid", 0.6, c=0.2)
+    write_run(tmp_path, "dft", None)
+    write_run(tmp_path, "sft", 0.4, recipe="mine")
+    write_evaluation(tmp_path / "evals" / "base", 0.1, STUDENT)
+    found = overview([tmp_path])
+    assert list(found["settings"]) == ["numina_qwen_math_1p5b", "mine"]
+    assert found["methods"] == ["base", "sft", "target", "kd_hybrid-c0.2"]
+    cells = found["settings"]["numina_qwen_math_1p5b"]["cells"]
+    assert cells["target"]["acc"]["mean"] == result("t", 0.8).scores.mean()
+    assert cells["target"]["directory"] == str(best / "eval")
+    assert cells["target"]["lenient"]["mean"] == 1
+    assert found["settings"]["mine"]["cells"]["base"] == cells["base"]  # one evaluation for both
+    published = found["settings"]["numina_qwen_math_1p5b"]["published"]
+    assert published["sft"] == pytest.approx((0.4229 + 0.0082) / 2)
+    assert published["kd_hybrid-c0.2"] == pytest.approx((0.4432 + 0.0145) / 2)
+    assert found["settings"]["mine"]["published"] == {}
+    assert found["wins"] == {"target": 1, "sft": 1}
+    assert found["published_wins"] == {"target": 1}
+    first = "numina_qwen_math_1p5b, "
+    assert f"{first}dft: qsft eval {tmp_path}/numina_qwen_math_1p5b-dft-None" in found["missing"]
+    assert f"{first}kd_hybrid: qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid" in found["missing"]
+    assert not any("base" in line for line in found["missing"])
+
+
+def test_without_base_the_command_that_evaluates_it_is_named(tmp_path):
+    write_run(tmp_path, "sft", 0.3)
+    line = next(line for line in overview([tmp_path])["missing"] if "base" in line)
+    assert f"qsft eval {STUDENT} --tasks math --protocol paper-math" in line
+
+
+def test_a_run_that_lacks_a_task_is_missing_and_of_two_alike_the_newest_counts(tmp_path):
+    for share in (0.3, 0.5):
+        write_run(tmp_path, "sft", share)
+    write_run(tmp_path, "dft", 0.9, tasks=TASKS[:1])
+    found = overview([tmp_path])
+    setting = found["settings"]["numina_qwen_math_1p5b"]
+    assert setting["tasks"] == sorted(TASKS)
+    assert set(setting["cells"]) == {"sft"}
+    assert setting["cells"]["sft"]["acc"]["mean"] == result("t", 0.5).scores.mean()
+    assert any("several runs of sft" in note for note in found["notes"])
+
+
+def test_the_command_writes_page_and_tables(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs", "sft", 0.3)
+    write_run(tmp_path / "runs", "target", 0.8, eta=0.5)
+    assert main(["report"]) == 0
+    assert "| numina_qwen_math_1p5b |" in capsys.readouterr().out
+    latex = (tmp_path / "report" / "report.tex").read_text()
+    assert r"numina\_qwen\_math\_1p5b" in latex
+    assert latex.count(r"\textbf") == 1
+    assert "Settings and methods" in (tmp_path / "report" / "report.html").read_text()
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["wins"] == {"target-eta0.5": 1}
+    assert main(["report", "nowhere"]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["report", "empty"]) == 2
+    assert "no evaluated run of a recipe" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from typing import Any
 EXAMPLES = """\
 examples:
   qsft compare runs/sft runs/target                 directories of trained models, or of their evaluations
+  qsft compare base runs/sft runs/target            base: their student as it was before training
   qsft compare runs/sft/eval runs/dft/eval runs/target/eval
   qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target --paper numina_qwen_math_1p5b
   qsft compare runs/sft runs/target --paper published.json
@@ -34,9 +35,13 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print the tables and say where the plot is."""
-    from qsft.evals.comparison import compare
+    from qsft.evals.comparison import compare, run_names
+    from qsft.recipe.trained import BASE, base_evaluation
 
-    comparison = compare([evaluation(run) for run in args.runs], args.paper)
+    others = [evaluation(run) for run in args.runs if run != BASE]
+    names = iter(run_names(others) if others else ())
+    runs = [base_evaluation(others) if run == BASE else evaluation(run) for run in args.runs]
+    comparison = compare(runs, args.paper, names=[BASE if run == BASE else next(names) for run in args.runs])
     page = comparison.write(args.output_dir)
     print(f"{comparison}\n{page}")
     return 0

@@ -6,7 +6,7 @@ from typing import Any
 
 EXAMPLES = """\
 examples:
-  qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target eta=0.2,0.5,1.0
+  qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target eta=0.2,0.5,1.0
   qsft sweep recipes/m23k_qwen_1p5b.yaml --grid target=sft,target --eval "--n 4 --limit 100" --learning_rate 2e-5
   qsft sweep numina_qwen_math_1p5b --grid target=sft,target --accelerate_config zero3 --dry_run
 """
@@ -19,13 +19,15 @@ def register(commands: Any) -> None:
         help="train and evaluate a grid of targets, compare them",
         description=(
             "One cache, several trainings, an evaluation of each, one comparison with the first. A hyper-parameter is "
-            "varied for the targets that take it. A killed sweep continues where it was."
+            "varied for the targets that take it; `base` is the student untrained, evaluated once for all sweeps. The "
+            "paper's numbers stand beside. A killed sweep continues where it was."
         ),
         epilog=EXAMPLES,
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe file or the name of a packaged one")
     parser.add_argument("--grid", nargs="+", required=True, metavar="NAME=V,V", help="target=… and hyper-parameters")
     parser.add_argument("--eval", default="", metavar="WORDS", help='options of `qsft eval`, as one word: "--n 4"')
+    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to put beside (default: RECIPE's)")
     parser.add_argument("--directory", help="where the runs go (default: sweeps/RECIPE)")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and stop")
     parser.set_defaults(run=run, takes_overrides=True)
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     _, own = split_words(args.overrides, ("accelerate_config", *LAUNCHER_KEYS))
     recipe = read_recipe(args.recipe, own)  # a wrong key is refused now, not in the third run
     directory = Path(args.directory or f"sweeps/{recipe.name}")
-    sweep = Sweep(args.recipe, expand_grid(args.grid), directory, args.overrides, shlex.split(args.eval))
+    sweep = Sweep(args.recipe, expand_grid(args.grid), directory, args.overrides, shlex.split(args.eval), args.paper)
     print(sweep.plan())
     if not args.dry_run:
         sweep.execute()

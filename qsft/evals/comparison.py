@@ -39,7 +39,9 @@ class Comparison:
         return write_comparison_page(self.summary, directory / "comparison.html")
 
 
-def compare(runs: Sequence[str | Path], paper: str | Path | None = None) -> Comparison:
+def compare(
+    runs: Sequence[str | Path], paper: str | Path | None = None, *, names: Sequence[str] | None = None
+) -> Comparison:
     """The comparison of runs' directories over the tasks and problems that all of them have.
 
     paper: published numbers to put beside, of a recipe of the paper or in a JSON file; the lenient score, by a grader
@@ -48,7 +50,7 @@ def compare(runs: Sequence[str | Path], paper: str | Path | None = None) -> Comp
     if len(runs) < 2 and paper is None:
         raise ValueError("a comparison needs two runs or more, or one run and --paper RECIPE or --paper FILE.json.")
     published = read_published(paper) if paper is not None else None
-    names = run_names(runs)
+    names = list(names or run_names(runs))
     scores = {name: read_scores(Path(run)) for name, run in zip(names, runs, strict=True)}
     tasks = [task for task in scores[names[0]] if all(task in one for one in scores.values())]
     if not tasks:

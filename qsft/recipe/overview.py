@@ -7,7 +7,7 @@ missing is named with the command that fills it.
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from qsft.evals.eval_directory import graded_tasks, read_result
 from qsft.evals.published import Published, paper, published_setting
 from qsft.files import read_json
 from qsft.recipe.recipe_file import run_name
-from qsft.recipe.trained import evaluation_directory
+from qsft.recipe.trained import BASE, RECORD, base_words, recorded, student_of
 
-BASE, RECORD = "base", "recipe.json"
 PAPER_METHODS = Published({}, paper()["methods"])
 SUMMARY = "summary.json"  # what an evaluation writes last
 FIRST = (BASE, "sft", "dft", "kd_hybrid", "target")  # the paper's columns, in its order
@@ -36,7 +35,7 @@ class Evaluated:
     setting: str | None = None
     target: str = BASE
     hparams: Mapping[str, Any] | None = None
-    record: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -45,8 +44,7 @@ class Evaluated:
     @property
     def student(self) -> str:
         """What was trained."""
-        values = (self.record or {}).get("values", {})
-        return str(values.get("model_name_or_path") or self.model)
+        return str(self.record.get("values", {}).get("model_name_or_path") or self.model)
 
 
 def collect(places: Sequence[Path]) -> tuple[list[Evaluated], list[Path]]:
@@ -60,10 +58,9 @@ def collect(places: Sequence[Path]) -> tuple[list[Evaluated], list[Path]]:
 def _evaluated(directory: Path) -> Evaluated:
     remedy = "Evaluate again with --fresh, or delete the directory."
     model = str(read_json(directory / SUMMARY, remedy)["settings"]["model"])
-    file = directory.parent / RECORD
-    if directory.name != "eval" or not file.is_file():
+    record = recorded(directory.parent) if directory.name == "eval" else {}
+    if not record:
         return Evaluated(directory, model)
-    record = read_json(file, "Delete it: the run is then left out.")
     return Evaluated(directory, model, record["recipe"], record["target"], record["target_kwargs"], record)
 
 
@@ -106,7 +103,7 @@ def _setting(name: str, evaluations: Sequence[Evaluated]) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "student": own[-1].student,
-        "evaluation": {key: own[-1].record[key] for key in ("eval_tasks", "eval_protocol")} if own[-1].record else {},
+        "base": shlex.join(["qsft", "eval", *base_words(student_of(own[-1].record), ())]),
         "cells": {method: _cell(one, tasks) for method, one in newest.items()},
         "published": _published(published, newest.values(), tasks) if published else {},
         "notes": [*notes, *(published.notes if published else ())],
@@ -148,7 +145,7 @@ def _missing(name: str, setting: Mapping[str, Any], methods: Sequence[str], trai
     """A line for each cell that is empty: what it is, and the command that fills it."""
     waiting = {}
     for run in trained:
-        record = read_json(run / RECORD, "Delete it: the run is then left out.")
+        record = recorded(run)
         if record["recipe"] == name:
             waiting[run_name(record["target"], record["target_kwargs"])] = run
     rows = {cell["row"] for cell in setting["cells"].values()}  # target-eta0.2 is the paper's Target-SFT too
@@ -159,8 +156,5 @@ def _missing(name: str, setting: Mapping[str, Any], methods: Sequence[str], trai
         if method in waiting:
             command = f"qsft eval {shlex.quote(str(waiting[method]))}"
         elif method == BASE:
-            words = (("--tasks", "eval_tasks"), ("--protocol", "eval_protocol"))
-            said = [f"{option} {setting['evaluation'][key]}" for option, key in words if setting["evaluation"].get(key)]
-            command = " ".join(["qsft eval", shlex.quote(setting["student"]), *said])
-            command += f"    (into {evaluation_directory(setting['student'])})"
+            command = setting["base"]
         yield f"{name}, {method}: {command}"

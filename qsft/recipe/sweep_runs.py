@@ -15,8 +15,9 @@ from typing import Any
 
 from qsft.files import make_directory, read_json, write_json
 from qsft.recipe.keys import read_word
-from qsft.recipe.recipe_file import run_name
+from qsft.recipe.recipe_file import read_recipe, run_name
 from qsft.recipe.relaunch import LAUNCHER_KEYS, run_child, split_words
+from qsft.recipe.trained import BASE, PLAIN, base_words
 from qsft.targets.did_you_mean import did_you_mean
 from qsft.targets.zoo import TARGETS, make_target
 from qsft.train.checkpoints import LAST, checkpoints, resolve_checkpoint
@@ -53,7 +54,8 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
     runs = [run for target in targets for run in _points(target, axes)]
     for name in axes:
         if not any(name in run.hparams for run in runs):
-            known = {key for target in targets for key in inspect.signature(TARGETS[target]).parameters}
+            rows = [TARGETS[target] for target in targets if target != BASE]
+            known = {key for row in rows for key in inspect.signature(row).parameters}
             raise ValueError(
                 f"none of the targets {', '.join(targets)} has a hyper-parameter {name!r}.{did_you_mean(name, known)}"
             )
@@ -68,6 +70,9 @@ def _axis(word: str) -> tuple[str, list[Any]]:
 
 
 def _points(target: str, axes: dict[str, list[Any]]) -> Iterator[Run]:
+    if target == BASE:
+        yield Run(BASE, {})
+        return
     make_target(target)  # an unknown name is refused before anything runs
     names = [name for name in axes if name in inspect.signature(TARGETS[target]).parameters]
     for values in itertools.product(*(axes[name] for name in names)):
@@ -85,11 +90,14 @@ class Sweep:
     directory: Path
     train_words: list[str]
     eval_words: list[str]  # tasks and protocol, unless they are among them, are what the run's recipe says
+    paper: str | None = None  # published numbers to put beside; None is the recipe's own, if it is the paper's
 
     def commands(self, run: Run) -> dict[str, list[str]]:
         """What is started for a run, in order."""
         output = self.directory / run.name
         qsft = [sys.executable, "-m", "qsft"]
+        if run.target == BASE:
+            return {"eval": [*qsft, "eval", *self.words(run)["eval"]]}
         train = [*qsft, "train", self.recipe, *run.words, "--output_dir", str(output), *self.train_words]
         train += self._continued(output)
         return {"train": train, "eval": [*qsft, "eval", str(output), *self.words(run)["eval"]]}
@@ -108,6 +116,8 @@ class Sweep:
     def words(self, run: Run) -> dict[str, list[str]]:
         """What the results of a run depend on; on how many processes it ran is not part of it."""
         _, own = split_words(self.train_words, ("accelerate_config", *LAUNCHER_KEYS))
+        if run.target == BASE:
+            return {"eval": base_words(read_recipe(self.recipe, [*own, *PLAIN]).values, self.eval_words)}
         return {"train": [self.recipe, *own], "eval": self.eval_words}
 
     def plan(self) -> str:
@@ -115,7 +125,7 @@ class Sweep:
         lines = [f"{len(self.runs)} runs of {self.recipe} in {self.directory}, one teacher cache:"]
         for run in self.runs:
             self._refuse_different_words(run)
-            left = [step for step in ("train", "eval") if step not in self.done(run)]
+            left = [step for step in self.words(run) if step not in self.done(run)]
             lines.append(f"  {run.name:32} {' then '.join(left) or 'done'}")
         return "\n".join(lines)
 
@@ -140,10 +150,24 @@ class Sweep:
         """Write the comparison of the runs' evaluations and print it."""
         from qsft.evals.comparison import compare
 
-        comparison = compare([self.directory / run.name / "eval" for run in self.runs])
+        runs = {run.name: self.evaluation(run) for run in self.runs}
+        comparison = compare(list(runs.values()), self.paper or self._published(), names=list(runs))
         page = comparison.write(self.directory / "comparison")
         print(f"\n{comparison}\n{page}")
         return page
+
+    def evaluation(self, run: Run) -> Path:
+        """Where a run's evaluation is; that of the base is shared with other sweeps."""
+        return Path(self.words(run)["eval"][-1]) if run.target == BASE else self.directory / run.name / "eval"
+
+    def _published(self) -> str | None:
+        """The recipe's name, if the paper prints something about the tasks that were measured."""
+        from qsft.evals.eval_directory import graded_tasks
+        from qsft.evals.published import published_setting
+
+        name = Path(self.recipe).stem
+        table = published_setting(name)
+        return name if table and table.shares(graded_tasks(self.evaluation(self.runs[0]))) else None
 
     def _refuse_different_words(self, run: Run) -> None:
         started, done = self.state().get(run.name, {}), self.done(run)
@@ -163,7 +187,7 @@ class Sweep:
             trained.unlink(missing_ok=True)  # of a run that was here before
         self._record(run, self.done(run))
         code, signalled = run_child(command, lambda child: [child])
-        if code == 0 and trained.is_file():
+        if code == 0 and (run.target == BASE or trained.is_file()):
             self._record(run, [*self.done(run), step])
         elif not signalled:
             raise ValueError(

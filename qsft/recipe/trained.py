@@ -1,15 +1,21 @@
 """A trained run knows its recipe: `recipe.json` beside the model says what made it and how it is to be measured."""
 
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsft.files import read_json, write_json
+from qsft.fingerprints import digest_json
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 
 if TYPE_CHECKING:
     from qsft.recipe.job import Job
 
 RECORD = "recipe.json"
+PLAIN = ("--target", "sft")  # a target that no recipe measures otherwise than its student
+BASE = "base"  # in the place of a target or a run: the student as it was before training
 
 
 def record_recipe(job: "Job") -> None:
@@ -46,10 +52,14 @@ def evaluation_of(model: str, tasks: str | None, protocol: str | None) -> tuple[
                 "first, or name the trained model's directory."
             )
         model, says = recipe.output_dir, {**recipe.values, **recorded(Path(recipe.output_dir))}
+    return model, *_measured(says, tasks, protocol)
+
+
+def _measured(says: Mapping[str, Any], tasks: str | None, protocol: str | None) -> tuple[str, str | None]:
     own = says.get("eval_tasks")
     if protocol is None and own and (tasks is None or _kinds(tasks) == _kinds(own)):
         protocol = says.get("eval_protocol")
-    return model, tasks or own or "math", protocol
+    return tasks or own or "math", protocol
 
 
 def _kinds(tasks: str) -> set[bool]:
@@ -67,3 +77,48 @@ def is_recipe(name: str) -> bool:
 def evaluation_directory(model: str) -> Path:
     """Beside a model on disk; under evals/ for one of the hub."""
     return Path(model) / "eval" if Path(model).is_dir() else Path("evals") / model.replace("/", "--")
+
+
+def base_words(values: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """The words of `qsft eval` that measure a recipe's student untrained, into a place that all its recipes share.
+
+    words: options of `qsft eval` that replace what the recipe says; they make another place.
+    """
+    student = values.get("model_name_or_path")
+    if student is None:
+        raise ValueError(f"{BASE} is the untrained student, and this recipe names none. Set model_name_or_path.")
+    given = dict(pairwise(words))
+    tasks, protocol = _measured(values, given.get("--tasks"), given.get("--protocol"))
+    asked = list(words) if "--tasks" in given else ["--tasks", tasks, *words]
+    asked += ["--protocol", protocol] if protocol and "--protocol" not in given else []
+    directory = evaluation_directory(student)
+    if words or Path(student).is_dir():
+        directory = Path("evals", f"{Path(student).name}-{digest_json([student, asked])[:8]}")
+    return [student, *asked, "--output_dir", str(directory)]
+
+
+def student_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's recipe says about its student, without what it says about the run's target alone."""
+    if not is_recipe(record["recipe"]):
+        return {**record["values"], **record}
+    plain = read_recipe(record["recipe"], PLAIN).values
+    return {**record["values"], "eval_tasks": plain.get("eval_tasks"), "eval_protocol": plain.get("eval_protocol")}
+
+
+def base_evaluation(runs: Sequence[Path]) -> Path:
+    """Where the student of some runs was evaluated untrained: by their sweep, else by its recipe's tasks."""
+    places = [run.parent if run.name == "eval" else run for run in runs]
+    for place in places:
+        sweep = place.parent / "sweep.json"
+        words = read_json(sweep, "Delete it.").get(BASE, {}).get("eval") if sweep.is_file() else None
+        if words:
+            return Path(words[-1])
+    records = [record for record in map(recorded, places) if record]
+    students = {record["values"].get("model_name_or_path") for record in records}
+    if len(students) != 1:
+        named = ", ".join(sorted(map(str, students))) or "none of them, since no recipe trained them"
+        raise ValueError(f"{BASE} is the untrained student of all runs, but they name {named}. Give its evaluation.")
+    words = base_words(student_of(records[0]), ())
+    if not (Path(words[-1]) / "grades").is_dir():
+        raise FileNotFoundError(f"{BASE} was not evaluated yet. Run `qsft eval {shlex.join(words)}` once.")
+    return Path(words[-1])

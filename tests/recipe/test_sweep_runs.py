@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,25 @@ def test_a_training_that_was_killed_inside_its_first_save_starts_anew(tmp_path):
     assert sweep.commands(run)["train"][-1] == "--overwrite"
     (checkpoint / "trainer_state.json").write_text("{}")  # whole, of another trainer
     assert sweep.commands(run)["train"][-2:] == ["--resume_from_checkpoint", "last"]
+
+
+def test_base_is_the_untrained_student_and_all_sweeps_share_its_evaluation(tmp_path):
+    def base(recipe, *eval_words):
+        runs = expand_grid(["target=base,target", "eta=0.2"])
+        assert [run.name for run in runs] == ["base", "target-eta0.2"]
+        sweep = Sweep(recipe, runs, tmp_path, [], list(eval_words))
+        (command,) = sweep.commands(runs[0]).values()  # nothing is trained
+        assert sweep.evaluation(runs[0]) == Path(command[-1])
+        return command[3:]
+
+    numina, openr1 = (base(f"{data}_qwen_math_7b") for data in ("numina", "openr1"))
+    student = "Qwen/Qwen2.5-Math-7B"
+    asked = ["eval", student, "--tasks", "math", "--protocol", "paper-math"]
+    assert numina == openr1 == [*asked, "--output_dir", "evals/Qwen--Qwen2.5-Math-7B"]
+    few = base("numina_qwen_math_7b", "--limit", "2")
+    assert few[-1] != numina[-1]  # another measurement is another place
+    own = base("m23k_qwen_7b", "--tasks", "mine.jsonl", "--protocol", "avg16")
+    assert own[1:6] == ["Qwen/Qwen2.5-7B", "--tasks", "mine.jsonl", "--protocol", "avg16"]
 
 
 def local_words(tiny_files):

@@ -62,7 +62,7 @@ def token_sums(
     loss = label_loss + residual_loss if q.value is None else (q.value * q.scale).sum()
     gamma = q.gamma.clamp(0.0, 1.0)
     scalars = [
-        view.lse.new_tensor(float(view.labels.numel())),
+        view.lse.new_full((), view.labels.numel()),  # filled on the device: new_tensor would wait for it
         loss,
         label_loss,
         residual_loss,

@@ -213,7 +213,7 @@ class DocumentRatio:
         zeros = torch.zeros_like(label_logp)
         total = zeros.index_add(0, index, label_logp - ref_logp.to(label_logp.dtype))
         if self.ratio == "mean":
-            total = total / zeros.index_add(0, index, torch.ones_like(label_logp)).clamp(min=1.0)
+            total = total / zeros.index_add(0, index, torch.ones_like(label_logp))
         weights: PerToken = total.exp().clamp(max=self.clip)[index]
         return weights
 

@@ -392,3 +392,61 @@ def test_a_ratio_beyond_float_is_clipped_and_not_nan():
     out = fused_target_loss(hidden, weight, batch.labels, make_target("psft"), side=side)
     assert out.loss.item() == 0.0
     assert torch.autograd.grad(out.loss, hidden)[0].abs().max() == 0.0
+
+
+@pytest.mark.parametrize("log_tail", [-9.0, -14.0, -18.0, -40.0])
+@pytest.mark.parametrize("name", ["sft_kl", "target"])
+def test_a_small_tail_is_right_in_float32(name, log_tail):
+    """1 − Σp was 5 to 12 % wrong at tails of 1e-4 to 1e-6 and jumped to 0 at 3e-7."""
+    hidden = torch.eye(6, dtype=torch.float64)[:1]
+    logits = torch.tensor([2.0, 1.5, 0.5, log_tail, log_tail - 1, log_tail + 0.3], dtype=torch.float64)
+    weight, labels = logits[:, None] * hidden, torch.tensor([1])
+    teacher = TopK(torch.tensor([[0, 1, 2]]), torch.tensor([[-0.7, -0.9, -2.4]]), None, torch.tensor([log_tail]))
+    target = make_target(name, tail="ghost")
+    grads = []
+    for dtype in (torch.float64, torch.float32):
+        h = hidden.to(dtype)
+        w = weight.to(dtype).requires_grad_()
+        loss = fused_target_loss(h, w, labels, target, teacher).loss
+        grads.append(torch.autograd.grad(loss, w)[0][:, 0].double())
+    outside, inside = (grads[1] - grads[0])[3:] / grads[0][3:], (grads[1] - grads[0])[:3]
+    assert outside.abs().max() < 1e-4
+    assert inside.abs().max() < 1e-6
+
+
+def test_float16_weight_gradients_do_not_overflow_before_the_loss_is_scaled():
+    """Two thousand equal labels: the sum is beyond 65,504, its mean is not."""
+    hidden = torch.full((2000, 4), 50.0, dtype=torch.float16)
+    weight = torch.zeros(8, 4, dtype=torch.float16, requires_grad=True)
+    labels = torch.full((2000,), 3)
+    (fused_target_loss(hidden, weight, labels, make_target("sft"), chunk=500).loss / 2000).backward()
+    torch.testing.assert_close(weight.grad[3], torch.full((4,), -50.0 * 7 / 8, dtype=torch.float16))
+
+
+def test_tiles_have_as_many_rows_as_the_weight_has_columns():
+    """Each chunk moves the whole gradient of the weight: at N=8192, H=4096, V=151,936 two chunks, not ten."""
+    assert tokens_per_chunk(8192, 151_936, torch.float32, 4096) == 4096
+    assert tokens_per_chunk(8192, 151_936, torch.float32) < 900  # a frozen head
+
+
+def test_a_wider_teacher_is_renormalised_on_the_heads_rows():
+    batch = make_batch()
+    hidden, weight, _ = head_inputs(batch)
+    wide = torch.randn(9, 27, dtype=torch.float64).log_softmax(-1)
+    got = fused_target_loss(hidden, weight, batch.labels, make_target("kd"), Full(wide))
+    want = fused_target_loss(hidden, weight, batch.labels, make_target("kd"), Full(wide[:, :23].log_softmax(-1)))
+    torch.testing.assert_close(got.loss, want.loss)
+
+
+def test_a_negative_id_is_an_empty_slot():
+    batch = make_batch(empty=(), k=5)
+    hidden, weight, _ = head_inputs(batch)
+    ids, logps = batch.teacher.ids.clone(), batch.teacher.logps.clone()
+    ids[:, -1] = -1
+    emptied = TopK(ids.clamp(min=0), logps.index_fill(-1, torch.tensor([4]), float("-inf")))
+    for name in ("kd", "target"):
+        got, want = (
+            fused_target_loss(hidden, weight, batch.labels, make_target(name), teacher).loss
+            for teacher in (TopK(ids, logps), emptied)
+        )
+        torch.testing.assert_close(got, want)

@@ -1,5 +1,6 @@
 """Through real models: loss and all parameter gradients equal a full-logits computation."""
 
+import copy
 import inspect
 import subprocess
 import sys
@@ -268,10 +269,61 @@ x = torch.randint(97, (2, 8))
 batch = dict(input_ids=x, labels=x, target=make_target("dft"))
 want = model(**batch).loss
 torch.testing.assert_close(torch.compile(model, backend="eager")(**batch).loss, want)
+# A second trainer in the process, with a teacher: it was told that none was given.
+teacher = dict(teacher_ids=x[..., None].repeat(1, 1, 3), teacher_logps=torch.zeros(2, 8, 3) - 2)
+batch |= dict(target=make_target("kd"), **teacher)
+want = model(**batch).loss
+torch.testing.assert_close(torch.compile(model, backend="eager")(**batch).loss, want)
 """
 
 
-def test_torch_compile_leaves_the_head_out_of_the_graph():
+def test_torch_compile_leaves_the_head_out_of_the_graph_and_the_next_run_has_its_own_inputs():
     """In a process of its own: the tests' run-time type checks cannot be traced."""
     run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
+
+
+def test_a_deep_copy_runs_its_own_weights(batch):
+    """EMA and SWA callbacks copy the model; its forward was the original's."""
+    data, _ = batch
+    model = FAMILIES["qwen2"]()
+    attach_target_head(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(2.0)
+    fresh = FAMILIES["qwen2"]()
+    fresh.load_state_dict(twin.state_dict())
+    torch.testing.assert_close(twin(**data).logits, fresh(**data).logits)
+    attach_target_head(fresh)
+    sft = make_target("sft")
+    torch.testing.assert_close(twin(**data, target=sft).loss, fresh(**data, target=sft).loss)
+    assert not torch.allclose(twin(**data, target=sft).loss, model(**data, target=sft).loss)
+
+
+def test_the_head_kernel_reaches_the_loss_and_attaching_again_keeps_it(batch):
+    data, _ = batch
+    model = FAMILIES["qwen2"]()
+    attach_target_head(model, head_kernel="cuda")
+    attach_target_head(model)
+    with pytest.raises(ValueError, match="head_kernel = 'cuda'"):
+        model(**data, target=make_target("sft"))
+    attach_target_head(model, head_kernel="torch")
+    assert torch.isfinite(model(**data, target=make_target("sft")).loss)
+
+
+def test_a_stored_tail_and_a_count_of_labels_pass_through_the_model(batch):
+    data, extra = batch
+    model = FAMILIES["qwen2"]()
+    attach_target_head(model)
+    target = make_target("kd", tail="ghost")
+    rows = {name: extra[name] for name in ("teacher_ids", "teacher_logps")}
+    tail = to_bits(torch.full((B, T), -3.0).half())
+    count = int((data["labels"][:, 1:] != -100).sum())
+    plain, stored = (
+        model(**data, **rows, target=target).loss,
+        model(**data, **rows, teacher_log_tail=tail, target=target),
+    )
+    counted = model(**data, **rows, teacher_log_tail=tail, target=target, label_count=count)
+    assert abs(plain.item() - stored.loss.item()) > 1e-3
+    assert counted.loss.item() == stored.loss.item()

@@ -199,3 +199,29 @@ def test_a_stored_tail_follows_its_rows_and_is_renormalised_with_them():
     kept = teacher[torch.tensor([1, 0])].to(torch.device("cpu"), torch.float64).within(8)
     torch.testing.assert_close(kept.log_outside.exp(), torch.tensor([0.375, 0.25 / 0.75]).double())
     torch.testing.assert_close(kept.logps.exp().sum(-1) + kept.log_outside.exp(), torch.ones(2).double())
+
+
+def test_what_is_left_of_one_is_exact_where_the_model_is_almost_sure():
+    view = TokenView(torch.tensor([[0.0, -21.0]]), torch.tensor([0]), torch.tensor([1e-9]))  # 1.0 − p_y would be 0
+    assert make_target("target").trust.rest(view).item() == pytest.approx(1e-9)
+
+
+def test_thresholds_keep_what_equals_them():
+    view = TokenView.of(torch.zeros(1, 4), torch.tensor([1]), side=SideInputs(old_logp=torch.tensor([0.125]).log()))
+    below = make_target("beyond_log", alpha=0.0, tau=0.25, keep="below")(view)
+    assert below.gamma.item() == 1
+    assert make_target("psft", eps=1.0)(view).scale.item() == pytest.approx(2.0)  # r = 1 + ε
+
+
+def test_tokens_without_any_probability_are_harmless():
+    """Logits of −inf (a banned token): 0·−inf would be NaN in the entropy, the blend and the cross-entropy."""
+    logits = torch.tensor([[0.0, 1.0, float("-inf"), float("-inf")]])
+    teacher = TopK(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.5]]).log())
+    view = TokenView.of(logits, torch.tensor([0]), teacher)
+    assert torch.isfinite(make_target("eaft", k=4)(view).gamma).all()
+    banned = TokenView.of(logits, torch.tensor([0]), TopK(torch.tensor([[0, 2]]), torch.tensor([[0.5, 0.5]]).log()))
+    (_, _), (_, sparse), *_ = make_target("target", eta=1.0)(banned).terms
+    torch.testing.assert_close(sparse.probs, torch.tensor([[0.5, 0.5]]))
+    empty = TokenView.of(logits, torch.tensor([0]), TopK(torch.tensor([[0, 2]]), torch.tensor([[0.0, float("-inf")]])))
+    (_, _), (_, sparse), *_ = make_target("kd")(empty).terms
+    assert torch.isfinite(sparse.cross_entropy(empty)).all()

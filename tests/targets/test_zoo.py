@@ -11,6 +11,7 @@ from qsft import TARGETS, LossTarget, SideInputs, Target, make_target, target_lo
 from qsft.targets import table
 from qsft.targets.residual import SelfPrior
 from qsft.targets.trust import Constant
+from qsft.targets.view import TokenView
 
 
 @pytest.mark.parametrize(
@@ -116,3 +117,26 @@ def test_rows_that_anchor_read_the_reference_and_rows_that_learn_from_another_mo
     assert "π_ref" in table.formula(make_target("asft"))
     assert "π_ref" in table.formula(make_target("sft_kl"))
     assert "π_T" in table.formula(make_target("kd"))
+
+
+def test_functions_may_read_a_teacher_and_own_values_are_recorded_in_one_order():
+    assert not make_target("dft").may_read_teacher
+    assert make_target("asft").may_read_teacher
+    assert Target(lambda view: view.lse).may_read_teacher
+    assert make_target("beyond_log", tau=0.5).averages_kept
+    assert not make_target("profit").averages_kept
+
+    @dataclasses.dataclass(frozen=True)
+    class Words:
+        words: frozenset = frozenset(f"w{i}" for i in range(50))
+
+        def __call__(self, view):
+            return view.lse
+
+    assert Target(Words()).record()["trust"]["words"] == sorted(f"w{i}" for i in range(50))
+
+
+def test_an_own_loss_is_reported_without_a_graph():
+    view = TokenView.of(torch.randn(3, 5), torch.tensor([0, 1, 2]))
+    mixture = LossTarget(lambda z, y: torch.nn.functional.cross_entropy(z, y, reduction="none"))(view)
+    assert not mixture.value.requires_grad

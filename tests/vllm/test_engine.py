@@ -12,10 +12,11 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qsft.evals.evaluate import evaluate
+from qsft.evals.model_under_test import ModelUnderTest
 from qsft.evals.protocol import Sampling
 from qsft.evals.request import Request
 from qsft.evals.sample import Sampler
+from qsft.evals.sample_vllm import engine_options
 
 pytestmark = pytest.mark.vllm
 ENGINE = {"enforce_eager": True}
@@ -62,7 +63,7 @@ def test_a_short_limit_is_said_by_the_finish(vllm_sampler):
 
 
 def test_seeded_samples_repeat_and_unseeded_ones_differ(vllm_sampler):
-    how = Sampling(n=2, temperature=3.0, max_new_tokens=12, stop=())
+    how = Sampling(n=2, temperature=2.0, max_new_tokens=12, stop=())
     first = drawn(vllm_sampler(how))
     assert drawn(vllm_sampler(how)) == first
     assert drawn(vllm_sampler(how, seed_requests=False)) != first
@@ -150,9 +151,14 @@ def test_two_processes_have_an_engine_each_and_draw_the_same(learned, sums, tmp_
     assert generations(tmp_path / "two") == generations(tmp_path / "one")
 
 
-def test_the_context_is_what_the_run_needs(learned, sums, capfd):
-    report = evaluate(learned, str(sums), backend="vllm", dtype="float32", prompt="plain", n=1, limit=3,
-                      max_new_tokens=9, engine=ENGINE, silent=True)  # fmt: skip
-    assert report.summary["tasks"]["sums"]["problems"] == 3
-    printed = "".join(capfd.readouterr())
-    assert "max_seq_len=14" in printed or "max_model_len=14" in printed or "max_model_len': 14" in printed
+def test_the_engine_has_room_for_what_the_run_needs_and_no_more(learned, tokenizer):
+    subject = ModelUnderTest(learned, tokenizer, "vllm", "float32", engine=ENGINE)
+    subject.limit_positions(["0 + 0 =", "1 + 2 + 3 ="], max_new_tokens=9)
+    sampler = subject.sampler(Sampling(n=1, max_new_tokens=9))
+    assert sampler.context == len(tokenizer("1 + 2 + 3 =")["input_ids"]) + 9
+    assert len(drawn(sampler, REQUESTS[:2])) == 2
+
+
+def test_engine_words_that_are_no_pairs_are_refused():
+    with pytest.raises(ValueError, match="--engine eager: write KEY=VALUE"):
+        engine_options(["eager"])

@@ -109,7 +109,7 @@ def _about_other_seeds(results: Results) -> Iterator[str]:
     known = committed_seeds()
     ordinary = results.scenario == Scenario() and len(results.seeds) == 1
     labels = [method.label for method in results.methods if method.label in known["averages"]]
-    if ordinary and labels:
+    if ordinary and labels and len(known["seeds"]) > 1:
         said = ", ".join(f"{label} {_mean_and_range(known['averages'][label])}" for label in labels)
         yield f"This is one seed. Seeds {', '.join(map(str, known['seeds']))} gave: {said}."
 

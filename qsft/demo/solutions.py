@@ -21,11 +21,6 @@ def given_answer(words: list[str]) -> str | None:
     return None
 
 
-def is_correct(problem: ClockProblem, words: list[str]) -> bool:
-    """Whether the answer given is the true one, however it was reached."""
-    return given_answer(words) == problem.answer
-
-
 def first_error(problem: ClockProblem, words: list[str]) -> str | None:
     """The kind of the first wrong word, or None for a faultless solution.
 

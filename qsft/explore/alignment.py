@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from qsft.explore.probe import Document, Teacher, observe, observing, teacher_label_probs
+from qsft.explore.probe import AnyTarget, Document, Teacher, observe, observing, teacher_label_probs
 from qsft.explore.words import Words, visible
 from qsft.losses.sums import HIGH, QUADRANTS, quadrant
-from qsft.targets.induced import LossTarget
-from qsft.targets.target import Mixture, Target
+from qsft.targets.target import Mixture
 from qsft.targets.view import ROLES, Full, TokenView
 from qsft.targets.zoo import TARGETS
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 BINS = 20
 MOVED = 0.05  # a target trains on a token when it asks for at least this much probability to move
 MOST_WORDS = 15
-AnyTarget = Target | LossTarget
 
 
 @dataclass

@@ -60,6 +60,7 @@ LEFT_BEHIND = """
 MENTIONED = {
     "qsft targets NAME": "",
     "qsft demo --noise 0": "--quick --targets sft target",
+    "qsft demo --worlds": "--help",  # a slow test of tests/demo runs it
     "qsft demo --wrong-teacher": "--quick --targets dft target",
     "qsft demo --methods rft,star,grape,critical": "--help",  # minutes: a slow test of tests/demo runs it
     "qsft explore alignment": "--help",  # the block has it whole

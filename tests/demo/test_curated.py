@@ -8,7 +8,7 @@ from qsft.cli import main
 from qsft.demo.curated import SETTINGS, answer, other_demonstrations, problem_of, verify
 from qsft.demo.methods import DATA_LEVEL, METHODS, find_data_level
 from qsft.demo.scenario import Scenario, demonstrations
-from qsft.demo.solutions import given_answer, is_correct
+from qsft.demo.solutions import given_answer
 from qsft.demo.vocabulary import EOS, WORDS
 
 
@@ -27,7 +27,7 @@ def test_answers_are_the_problems_own(rows):
         assert answer(row) == problem.answer
         assert [WORDS[token] for token in row["input_ids"]][: len(problem.prompt)] == problem.prompt
         words = words_of(row)
-        assert verify(" ".join(words[:-1]), row) == is_correct(problem, words)
+        assert verify(" ".join(words[:-1]), row) == (given_answer(words) == problem.answer)
 
 
 def test_other_demonstrators_solve_the_same_problems_and_slip(rows):

@@ -1,12 +1,13 @@
 """The sentences follow the numbers: the same code says wins, ties and loses."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from qsft.demo.demonstration import Demonstration
-from qsft.demo.findings import LIMITS, QUICK, findings
+from qsft.demo.findings import LIMITS, QUICK, committed_seeds, findings
 from qsft.demo.measure import Measurement
 from qsft.demo.methods import METHODS
 from qsft.demo.results import BASE, TEACHER, Results, SeedResult
@@ -79,6 +80,15 @@ def test_a_single_seed_says_what_other_seeds_gave(monkeypatch):
     assert "Seeds 0, 1, 2 gave: SFT 45.0 (44.0–46.0), Target-SFT 98.0 (97.0–99.0)." in said
     for other in (make_results(PAPER, seeds=3), make_results(PAPER, noise=0.0)):
         assert "This is one seed" not in " ".join(findings(other))
+
+
+def test_the_readme_shows_the_committed_figures():
+    known, readme = committed_seeds(), (Path(__file__).parents[2] / "README.md").read_text()
+    (row,) = (line for line in readme.splitlines() if "static/seeds.json" in line)
+    methods = {method.label for method in METHODS}
+    assert methods <= set(known["averages"])
+    for label in methods:
+        assert f" {np.mean(known['averages'][label]):.1f}" in row.replace("**", " ").replace("  ", " "), label
 
 
 def test_limits_are_always_stated_and_a_smoke_test_claims_nothing():

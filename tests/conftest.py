@@ -20,6 +20,12 @@ install_import_hook(
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def user_caches(tmp_path_factory):
+    """Nothing is written to the home directory, by tests or by the processes they start."""
+    os.environ["QSFT_CACHE"] = str(tmp_path_factory.mktemp("caches"))
+
+
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
     """`made_once("clock", fill)`: a directory that `fill(directory)` filled once for all workers of the session.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qsft.losses.reference import target_loss
+from qsft.targets.view import IGNORED
 from qsft.targets.zoo import make_target
 
 CHECKED_TOKENS = 16
@@ -24,10 +25,11 @@ def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
     """
     names = ("input_ids", "attention_mask", "position_ids")
     few = {name: inputs[name][:1, :CHECKED_TOKENS] for name in names if name in inputs}
-    labels, sft = few["input_ids"], make_target("sft")
+    labels, sft = few["input_ids"].clone(), make_target("sft")
+    labels[:, 0] = IGNORED
     training = model.training
     model.eval()  # dropout would differ between the two, and move the random state of the run
-    logits = model(**few, use_cache=False).logits[0, :-1]
+    logits = model(**few, use_cache=False).logits[0, -labels.shape[1] : -1]  # virtual tokens lead
     ours = float(model(**few, labels=labels, target=sft, use_cache=False).loss)
     model.train(training)
     expected = float(target_loss(logits.float(), labels[0, 1:], sft))

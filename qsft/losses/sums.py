@@ -73,7 +73,7 @@ def token_sums(
         (q.gamma * q.scale != 0).sum(),
         *_teacher_sums(view),
     ]
-    bins = (gamma * GAMMA_BINS).long().clamp(0, GAMMA_BINS - 1)
+    bins = (gamma * (GAMMA_BINS - 1)).round().long().clamp(0, GAMMA_BINS - 1)  # centred: 0 and 1 are bins of their own
     histogram = (bins[:, None] == torch.arange(GAMMA_BINS, device=bins.device)).sum(dim=0)
     vector = torch.cat([torch.stack([s.to(view.lse.dtype) for s in scalars]), histogram.to(view.lse.dtype)])
     return loss, vector

@@ -114,8 +114,9 @@ def check_teacher_head(
     few = {name: value[:1, :CHECKED_TOKENS] for name, value in given.items() if value is not None}
     if few["input_ids"].shape[1] < 2:
         return
-    logits = own_logits(model, few)
-    ours = full_rows(model, **few, labels=few["input_ids"]).logps
+    with torch.autocast(input_ids.device.type, enabled=False):  # it would round the model's own product, not ours
+        logits = own_logits(model, few)
+        ours = full_rows(model, **few, labels=few["input_ids"]).logps
     own = logits[:-1].log_softmax(dim=-1).to(ours.device)
     if own.shape == ours.shape and _relative_gap(own, ours) <= 1e-3 + _rounding(model, logits[:-1]):
         return

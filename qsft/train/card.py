@@ -34,7 +34,7 @@ def section(target: object, record: dict[str, Any]) -> str:
         f"Trained with {qsft_link()}, target `{name or 'custom'}`:\n\n"
         f"```\n{formula}\n```\n\n"
         f"- target: `{target!r}`\n"
-        f"- teacher: {teacher_line(record['teacher'])}\n"
+        f"- {record.get('role') or 'teacher'}: {teacher_line(record['teacher'])}\n"
     )
 
 

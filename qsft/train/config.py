@@ -5,7 +5,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
 from trl import SFTConfig
+
+logger = logging.get_logger(__name__)
 
 BASE = "base"  # the teacher that is the student itself before training
 
@@ -27,13 +30,16 @@ class TargetSFTConfig(SFTConfig):
     """Settings of `TargetSFTTrainer`: everything `SFTConfig` has, and the fields below.
 
     A target that reads a teacher needs one of `teacher_cache`, `teacher_model_name_or_path` or the trainer's
-    argument `teacher`. A cache describes itself: its k, encoding and teacher are never repeated here.
+    argument `teacher`. Rows that anchor (sft_kl, asft, iw_sft) read `reference_model_name_or_path` instead. A cache
+    describes itself: its k, encoding and teacher need not be repeated here; what is repeated must agree.
     """
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "target_kwargs", "teacher_model_init_kwargs"]  # noqa: RUF012
 
     # The target
-    target: str = option("target", "Name of the target to train: a row of `qsft targets`, such as sft, dft or kd.")
+    target: str = option(
+        None, "Name of the target to train: a row of `qsft targets`, such as sft, dft or kd. Default: target."
+    )
     target_kwargs: dict[str, Any] | str | None = option(
         None, 'Hyper-parameters of the target as a dict or JSON, such as {"eta": 0.5, "tail": "ghost"}.'
     )
@@ -43,6 +49,14 @@ class TargetSFTConfig(SFTConfig):
         "`micro_batch_mean`: the mean per micro-batch, then over micro-batches and processes.",
         "tokens",
         "micro_batch_mean",
+    )
+    head_kernel: str = option(
+        "auto",
+        "How the fused head computes: `torch`, `triton`, or `auto`: triton on a GPU that has it, where the target "
+        "reads logits only at the label and at the teacher's tokens.",
+        "auto",
+        "torch",
+        "triton",
     )
 
     # Where the teacher comes from
@@ -54,14 +68,27 @@ class TargetSFTConfig(SFTConfig):
     teacher_cache: str | None = option(
         None,
         "Directory of the teacher cache. Built or completed when a teacher model is given too; without one it must "
-        "hold every document. Defaults to OUTPUT_DIR/teacher_cache when a teacher model is given.",
+        "hold every document. Default: a folder per teacher, k and encoding in $QSFT_CACHE or ~/.cache/qsft.",
     )
-    teacher_top_k: int = option(64, "Tokens per position that a cache built by the trainer keeps.")
+    reference_model_name_or_path: str = option(
+        BASE,
+        "What sft_kl, asft and iw_sft anchor to: `base` (the student before training), `teacher` (the teacher model) "
+        "or a model id. With teacher_cache and no teacher model, that cache.",
+    )
+    teacher_top_k: int = option(
+        None, "Tokens per position that a cache built by the trainer keeps. Default: 64; a cache that is there knows."
+    )
+    teacher_top_p: float | None = option(
+        None, "Keep only the tokens that hold this share of the teacher's mass, at most teacher_top_k of them."
+    )
     teacher_cache_encoding: str = option(
-        "exact",
-        "Encoding of a cache built by the trainer: `exact` (int32 ids, fp16 log-probs) or `compact`.",
+        None,
+        "Encoding of a cache built by the trainer: `exact` (int32 ids, fp16 log-probs; the default) or `compact`.",
         "exact",
         "compact",
+    )
+    teacher_batch_tokens: int = option(
+        16_384, "Tokens per forward of the teacher's capture, padding included; halved when memory runs out."
     )
     teacher_live: bool = option(False, "Run the teacher in every step instead of reading a cache; it stays in memory.")
     teacher_missing: str = option(
@@ -98,23 +125,31 @@ class TargetSFTConfig(SFTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        asked = {"k": self.teacher_top_k, "encoding": self.teacher_cache_encoding, "top_p": self.teacher_top_p}
+        self.given_for_capture = frozenset(name for name, value in asked.items() if value is not None)
+        self.teacher_top_k = 64 if self.teacher_top_k is None else self.teacher_top_k
+        self.teacher_cache_encoding = self.teacher_cache_encoding or "exact"
+        if self.target is None and self.loss_type == "dft":
+            logger.warning("loss_type='dft' names a target: target='dft' is trained.")
+            self.target, self.loss_type = "dft", "nll"
+        self.target = self.target or "target"
         for own in (known for known in fields(self) if known.name in TargetSFTConfig.__annotations__):
             allowed, value = own.metadata.get("choices"), getattr(self, own.name)
             if allowed and value not in allowed:
                 raise ValueError(f"{own.name}={value!r} is not known. Choose one of {', '.join(allowed)}.")
-        for name in ("psft_block_steps", "teacher_top_k"):
+        for name in ("psft_block_steps", "teacher_top_k", "teacher_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
 
     @classmethod
     def own(cls, args: Any, model: Any) -> "TargetSFTConfig":
-        """`args` if they are of this class, defaults if there are none; other configs lack the target's fields."""
+        """`args`, or a config with the same values and the target's fields at their defaults."""
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path or type(model).__name__
             return cls(f"{Path(name).name}-Target-SFT")
-        if not isinstance(args, cls):
-            raise TypeError(
-                f"TargetSFTTrainer takes a TargetSFTConfig, not {type(args).__name__}: replace the class name. It has "
-                "the same fields and those of the target."
-            )
-        return args
+        if isinstance(args, cls):
+            return args
+        known = {known.name for known in fields(cls) if known.init}
+        values = {name: value for name, value in args.to_dict().items() if name in known}
+        hidden = {name: getattr(args, name) for name in values if name.endswith("_token")}  # to_dict() masks them
+        return cls(**values | hidden)

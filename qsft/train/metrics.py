@@ -28,9 +28,10 @@ class MetricSums:
         """Add one micro-batch; nothing is copied to the host."""
         # float32 counts stop counting at 2^24 tokens; Apple's GPUs have no float64.
         dtype = torch.float32 if sums.device.type == "mps" else torch.float64
-        aux = sums.new_zeros(()) if aux_loss is None else aux_loss.detach()
-        rest = torch.stack([torch.as_tensor(value, device=sums.device).to(dtype) for value in (seen, aux, 1)])
-        batch = torch.cat([sums.detach().to(dtype), rest])
+        # Filled, not copied: a tensor made from a number would wait for the device.
+        parts = (seen, 0 if aux_loss is None else aux_loss.detach(), 1)
+        rest = [part if isinstance(part, Tensor) else sums.new_full((), part) for part in parts]
+        batch = torch.cat([sums.detach().to(dtype), *(part.to(sums.device, dtype).view(1) for part in rest)])
         self.total = batch if self.total is None else self.total + batch
 
     def take(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -74,16 +75,16 @@ def metrics_of(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def quantile(histogram: Sequence[float], q: float) -> float:
-    """The q-quantile of values in [0, 1] from their histogram over equal bins, linear within a bin.
+    """The q-quantile of values in [0, 1] from their histogram, whose bins are centred on 0, 1/(n−1), …, 1.
 
-    >>> quantile([0, 0, 4, 0], 0.5)
-    0.625
+    >>> quantile([0, 0, 0, 4], 0.5)
+    1.0
     """
     below, wanted = 0.0, q * sum(histogram)
     for i, count in enumerate(histogram):
-        if count and below + count >= wanted:
-            return (i + (wanted - below) / count) / len(histogram)
         below += count
+        if count and below >= wanted:
+            return i / (len(histogram) - 1)
     return 0.0
 
 
@@ -97,5 +98,7 @@ def logged(logs: Mapping[str, float]) -> tuple[str, str] | None:
     """(mode, prefix) of the sums that belong into these logs: only into Trainer's own, which every process writes."""
     if "loss" in logs:
         return "train", ""
-    prefixes = [name.removesuffix("runtime") for name in logs if name.endswith("_runtime") and name != "train_runtime"]
+    if "train_runtime" in logs:  # the end of a run: the steps since the last log
+        return "train", ""
+    prefixes = [name.removesuffix("runtime") for name in logs if name.endswith("_runtime")]
     return ("eval", prefixes[0]) if prefixes else None

@@ -6,12 +6,14 @@ same global batch are recorded and not compared.
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
+from huggingface_hub import HfApi
 from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
@@ -23,6 +25,7 @@ from qsft.fingerprints import config_digest, digest_json
 from qsft.teacher.documents import data_digest
 from qsft.train.checkpoints import (
     LAST,
+    MARKER,
     RUN,
     Checkpoint,
     read_run,
@@ -43,7 +46,8 @@ SETTINGS = (
     "max_grad_norm", "max_length", "packing", "packing_strategy", "bf16", "fp16", "neftune_noise_alpha",
     "loss_normalization", "psft_block_steps", "router_aux_loss_coef", "ignore_data_skip", "train_sampling_strategy",
 )  # fmt: skip
-DISTRIBUTIONS = ("target", "teacher")  # what `resume_with_other_target` stands for
+DISTRIBUTIONS = ("target", "teacher")  # what `resume_with_other_target` stands for; a reference is a teacher here
+PRIVATE = ("teacher_cache/*", "earlier/*")  # training text, and checkpoints of earlier runs: never uploaded
 NOT_THE_ADAPTER = ("base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping")
 ALLOWED = (
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size",
@@ -126,7 +130,8 @@ class RecordingTrainer(SFTTrainer):
         return checkpoint
 
     def _may_differ(self) -> set[str]:
-        return {*(self.args.resume_with_other or ()), *(DISTRIBUTIONS if self.args.resume_with_other_target else ())}
+        named = {"teacher" if name == "reference" else name for name in self.args.resume_with_other or ()}
+        return named | set(DISTRIBUTIONS if self.args.resume_with_other_target else ())
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Trainer's checkpoint between its record and its seal; older ones are rotated away only afterwards."""
@@ -147,7 +152,18 @@ class RecordingTrainer(SFTTrainer):
         self.accelerator.wait_for_everyone()  # every process has written its part
         if self.args.should_save:
             checkpoint.seal(self.args.checkpoint_digests)
+            if self.args.push_to_hub:
+                self._push_from_checkpoint(str(checkpoint.path))
             rotate_checkpoints(folder, limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if (Path(checkpoint_folder) / MARKER).is_file():  # what is not whole is not pushed: Trainer asks before that
+            with keeping_out(PRIVATE):
+                super()._push_from_checkpoint(checkpoint_folder)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        with keeping_out(PRIVATE):
+            return super().push_to_hub(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -168,6 +184,22 @@ class RecordingTrainer(SFTTrainer):
             raise ValueError(answer[1])
         found: T = answer[0]
         return found
+
+
+@contextmanager
+def keeping_out(patterns: tuple[str, ...]) -> Iterator[None]:
+    """Uploads of folders leave these out meanwhile; Trainer's own list cannot be changed."""
+    upload = HfApi.upload_folder
+
+    def upload_rest(api: HfApi, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
+        own = [ignore_patterns] if isinstance(ignore_patterns, str) else list(ignore_patterns or ())
+        return upload(api, *args, ignore_patterns=[*own, *patterns], **kwargs)
+
+    HfApi.upload_folder = upload_rest
+    try:
+        yield
+    finally:
+        HfApi.upload_folder = upload
 
 
 def refuse_other_trajectory(

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
+from datasets import IterableDataset
 from peft import PeftModel
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -15,6 +17,7 @@ from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
+from qsft.teacher.manifest import MANIFEST
 from qsft.train.collator import WHY_MISSING
 from qsft.train.config import TargetSFTConfig
 
@@ -52,12 +55,29 @@ def refuse_vision(dataset: Iterable[dict[str, Any]] | None) -> None:
         )
 
 
-def refuse_adapters(model: PreTrainedModel | PeftModel) -> None:
-    """Prompt learning; adapters on lm_head are refused where the head is attached."""
-    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+def refuse_prompt_learning(model: PreTrainedModel | PeftModel, target: Target | LossTarget, teacher: Any) -> None:
+    """Virtual tokens: PEFT pads the labels for them, but nothing else that has a value per token."""
+    if not isinstance(model, PeftModel) or not model.active_peft_config.is_prompt_learning:
+        return
+    read = target.needs & {"teacher", "reference", "ref_logp", "old_logp", "critical", "document"}
+    if read or teacher is not None:
         raise ValueError(
             f"{type(model.active_peft_config).__name__} is prompt learning: its virtual tokens shift every position, "
-            "so neither labels nor teacher rows would line up. Use LoRA or another adapter on the weights."
+            f"so what this target reads per token ({', '.join(sorted(read)) or 'a teacher'}) would not line up. Use "
+            "LoRA or another adapter on the weights, or a target without such inputs: sft, dft, gem, …"
+        )
+
+
+def refuse_streaming(dataset: Any, teacher: Any) -> None:
+    """A model as the teacher of a stream: its documents are not known before the first step, so nothing is captured."""
+    if teacher is None or teacher.live or teacher.model is None or not isinstance(dataset, IterableDataset):
+        return
+    if teacher.path is None or not Path(teacher.path, MANIFEST).is_file():
+        name = teacher.model if isinstance(teacher.model, str) else type(teacher.model).__name__
+        raise ValueError(
+            f"the data stream, so {name} cannot write its rows to a cache before the first step. Set teacher_live=True "
+            "to run it in every step, or give a cache that holds the documents: build it with `qsft cache build` from "
+            "the data set on disk and pass teacher_cache=DIRECTORY."
         )
 
 
@@ -129,12 +149,16 @@ def refuse_missing(cache: TeacherCache, documents: Documents, missing: str) -> N
 
 
 def keep_float_outputs(accelerator: Accelerator) -> None:
-    """Make FSDP2 return the loss in float32 and reduce gradients in float32; accelerate asks for bf16 in both.
+    """Make FSDP2 return the loss in float32, and reduce gradients in float32 where the user chose nothing.
 
-    The loss is a sum over thousands of tokens, which bf16 would round to three digits.
+    The loss is a sum over thousands of tokens, which bf16 would round to three digits. accelerate's own policy has one
+    dtype for parameters, reduction and outputs; any other policy is a choice.
     """
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is not None and plugin.fsdp_version == 2 and plugin.mixed_precision_policy is not None:
-        plugin.mixed_precision_policy = replace(
-            plugin.mixed_precision_policy, output_dtype=None, reduce_dtype=torch.float32
-        )
+    if plugin is None or plugin.fsdp_version != 2 or plugin.mixed_precision_policy is None:
+        return
+    policy = plugin.mixed_precision_policy
+    chosen = not policy.param_dtype == policy.reduce_dtype == policy.output_dtype
+    reduce = policy.reduce_dtype if chosen else torch.float32
+    logger.info(f"FSDP2 returns the loss in float32 and reduces gradients in {reduce or policy.param_dtype}.")
+    plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=reduce)

@@ -1,8 +1,8 @@
-"""The teacher of this run: a cache, a model written to a cache before the first step, or a model that runs live."""
+"""The teacher or reference of a run: a cache, a model written to one before the first step, or one that runs live."""
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,9 @@ from qsft.targets.target import Target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents
-from qsft.teacher.identity import Vocabulary, refuse_small_head
+from qsft.teacher.identity import Vocabulary, refuse_other_settings, refuse_small_head
 from qsft.teacher.live import LiveTeacher, adapter_off, input_device
+from qsft.teacher.location import default_cache
 from qsft.teacher.manifest import MANIFEST
 from qsft.teacher.source import TeacherSource, weights_digest
 from qsft.train.config import BASE, TargetSFTConfig, as_dict
@@ -31,14 +32,17 @@ Teacher = TeacherCache | str | Path | nn.Module | None
 
 @dataclass(frozen=True)
 class RunTeacher:
-    """A cache's directory and the model that fills it, or a model that runs in every step.
+    """The distribution from outside that the target reads, as its teacher or its reference.
 
-    path    the cache; None for a live teacher
+    path    the cache's directory; None for a live teacher, and for the default place, one folder per identity
     model   a model id, a model, or "base": the student itself before training; None when the cache must be complete
+    live    whether it runs in every step
     """
 
     path: Path | None
     model: Any
+    live: bool = False
+    student: str | None = None  # the name that the student was loaded from, where one was given
 
     @classmethod
     def of(
@@ -59,25 +63,16 @@ class RunTeacher:
                 logger.warning(f"the target {target} reads no teacher: the one given is not used.")
             return None
         refuse_self_reference(target, args)
-        path = Path(args.teacher_cache) if args.teacher_cache else None
-        model: Any = args.teacher_model_name_or_path
-        if isinstance(given, TeacherCache):
-            path = given.path
-        elif isinstance(given, Path) or (isinstance(given, str) and Path(given, MANIFEST).is_file()):
-            path = Path(given)
-        elif given is not None:
-            model = given
+        path, model = named_teacher(given, target.role, args)
+        name = student if isinstance(student, str) else None
         if model is None:
-            return cls(path or refuse_missing_teacher(target, args), None)
+            return cls(path or refuse_missing_teacher(target, args), None, student=name)
         # What is in memory already runs live, unless a directory is named to write it to.
-        in_memory = isinstance(model, nn.Module) or (model == BASE and adapters)
+        in_memory = isinstance(model, nn.Module) or (model == BASE and adapters and not is_sharded(args))
         if not (args.teacher_live or (in_memory and path is None)):
-            return cls(path or Path(str(args.output_dir), "teacher_cache"), model)
-        return cls(None, frozen_copy(student, args) if model == BASE and not adapters else model)
-
-    @property
-    def live(self) -> bool:
-        return self.path is None
+            return cls(path, model, student=name)
+        copied = model == BASE and not adapters
+        return cls(None, frozen_copy(student, args) if copied else model, live=True, student=name)
 
     def run_live(self, student: nn.Module, args: TargetSFTConfig, tokenizer: Any) -> LiveTeacher:
         """The live teacher, which must speak the tokens of `tokenizer`; "base" is the student with its adapters off."""
@@ -102,17 +97,39 @@ class RunTeacher:
 
         Once the student is `trained`, it is no longer the base that could fill the cache.
         """
-        assert self.path is not None
+        path = self.directory(tokenizer, args, student)
         only_read = self.model is None or not len(documents) or (self.model == BASE and trained)
-        cache = TeacherCache(self.path) if only_read else self.fill(documents, tokenizer, args, student)
+        cache = TeacherCache(path) if only_read else self.fill(path, documents, tokenizer, args, student)
         cache.check_student(tokenizer, student.config.get_text_config().vocab_size)
         if only_read:
+            refuse_other_settings(cache.manifest.identity, path, **asked_of(cache, args))
             refuse_missing(cache, documents, args.teacher_missing)
         return cache
 
-    def fill(self, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: Any) -> TeacherCache:
+    def directory(self, tokenizer: Any, args: TargetSFTConfig, student: Any) -> Path:
+        """Where the cache is: as named, else in the user's cache directory, one folder per identity and settings.
+
+        `student` may be a name where the student is not loaded: its base is then known by its files.
+        """
+        if self.path is not None:
+            return self.path
+        base = self.model == BASE
+        teacher = (self.student or base_weights(student, args)) if base else self.model
+        with adapter_off(student) if isinstance(student, nn.Module) else nullcontext():
+            source = TeacherSource(teacher, model_kwargs=self.load_kwargs(student, args))
+            return default_cache(source, tokenizer, **capture_settings(args), output_dir=args.output_dir)
+
+    def load_kwargs(self, student: Any, args: TargetSFTConfig) -> dict[str, Any]:
+        """How from_pretrained loads the model: a base as the student was loaded."""
+        if self.model != BASE:
+            return as_dict(args.teacher_model_init_kwargs)
+        commit = getattr(getattr(student, "config", None), "_commit_hash", None)
+        return {"revision": commit, **as_dict(args.model_init_kwargs)}
+
+    def fill(
+        self, path: Path, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: Any
+    ) -> TeacherCache:
         """The cache with the documents in it: those it lacks are computed first, by a teacher that is then let go."""
-        assert self.path is not None
         if args.packing and args.packing_strategy == "wrapped":
             logger.warning(
                 "packing_strategy='wrapped' cuts documents where rows end, so the row is the document and this cache "
@@ -128,12 +145,13 @@ class RunTeacher:
             cache = build_cache(
                 documents,
                 base_weights(student, args) if base else self.model,
-                self.path,
+                path,
                 tokenizer=tokenizer,
                 device=args.device,
-                model_kwargs=base_kwargs(student, args) if base else as_dict(args.teacher_model_init_kwargs),
+                model_kwargs=self.load_kwargs(student, args),
                 progress=not args.disable_tqdm,
-                **cache_settings(self.path, args),
+                batch_tokens=args.teacher_batch_tokens,
+                **cache_settings(path, args),
             )
             if base and args.process_index == 0:
                 warn_if_changed(student, cache)
@@ -148,12 +166,60 @@ class RunTeacher:
         return {"live": name, "weights": weights}
 
 
+def named_teacher(given: Teacher, role: str | None, args: TargetSFTConfig) -> tuple[Path | None, Any]:
+    """(cache, model) that the trainer's argument and its config name for a target of this role; None where unnamed.
+
+    An argument is for whatever the target reads. In a config a cache beside a teacher model is that teacher's, so an
+    anchor row leaves it alone.
+    """
+    path = Path(args.teacher_cache) if args.teacher_cache else None
+    model: Any = args.teacher_model_name_or_path
+    if role == "reference":
+        if given is not None or (path is not None and model is None):
+            logger.warning(f"the target anchors to a reference: {given if given is not None else path} is taken as it.")
+        if given is None and path is not None and model is None:
+            return path, None if Path(path, MANIFEST).is_file() else args.reference_model_name_or_path
+        if given is None:
+            wanted = args.reference_model_name_or_path
+            return (path, model) if wanted == "teacher" else (None, wanted)
+    if isinstance(given, TeacherCache):
+        return given.path, model
+    if isinstance(given, str | Path) and Path(given, MANIFEST).is_file():
+        return Path(given), model
+    if isinstance(given, Path) and not (given / "config.json").is_file():
+        return given, model
+    return path, model if given is None else str(given) if isinstance(given, Path) else given
+
+
+def cache_directory(target: Target | LossTarget, args: TargetSFTConfig, student: str, tokenizer: Any) -> Path | None:
+    """Where the cache of what the target reads is, or will be, before any model is loaded; None when none is named.
+
+    A target that reads nothing is answered for the teacher.
+    """
+    path, model = named_teacher(None, target.role, args)
+    if path is None and model is None:
+        return None
+    return RunTeacher(path, model, student=student).directory(tokenizer, args, student)
+
+
+def capture_settings(args: TargetSFTConfig) -> dict[str, Any]:
+    """k, encoding and top_p of a cache that the trainer builds."""
+    return {"k": args.teacher_top_k, "encoding": args.teacher_cache_encoding, "top_p": args.teacher_top_p}
+
+
+def asked_of(cache: TeacherCache, args: TargetSFTConfig) -> dict[str, Any]:
+    """Those of them that were asked for, not left to their defaults; no cache holds more than the vocabulary."""
+    asked = capture_settings(args) | {"k": min(args.teacher_top_k, cache.vocab_size)}
+    return {name: value for name, value in asked.items() if name in args.given_for_capture}
+
+
 def cache_settings(path: Path, args: TargetSFTConfig) -> dict[str, Any]:
-    """k and encoding of the cache that is there already, which nobody has to repeat; else those of the config."""
+    """The settings of the cache that is there already, which nobody has to repeat; what was asked for must agree."""
     if not Path(path, MANIFEST).is_file():
-        return {"k": args.teacher_top_k, "encoding": args.teacher_cache_encoding}
-    identity = TeacherCache(path).manifest.identity
-    return {name: getattr(identity, name) for name in ("k", "encoding", "top_p", "min_k")}
+        return capture_settings(args)
+    cache = TeacherCache(path)
+    held = {name: getattr(cache.manifest.identity, name) for name in ("k", "encoding", "top_p", "min_k")}
+    return held | asked_of(cache, args)
 
 
 def is_sharded(args: TargetSFTConfig) -> bool:
@@ -204,11 +270,6 @@ def base_weights(student: Any, args: TargetSFTConfig) -> Any:
             "directory or hub id. Save it first and pass its path as the model."
         )
     return name
-
-
-def base_kwargs(student: Any, args: TargetSFTConfig) -> dict[str, Any]:
-    """How the student was loaded, for loading it again: its keyword arguments, and the commit it came from."""
-    return {"revision": getattr(student.config, "_commit_hash", None), **as_dict(args.model_init_kwargs)}
 
 
 def warn_if_changed(student: nn.Module, cache: TeacherCache) -> None:

@@ -4,7 +4,9 @@ batch ─ TeacherCollator ─> model(**batch, target=target): backbone, then the
       ─> loss SUM and metric sums ─> divided once, here ─> TRL's loop does the rest
 """
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 from trl import SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -44,7 +47,7 @@ class TargetSFTTrainer(RecordingTrainer):
 
     target    a Target or LossTarget; by default the one that `args.target` and `args.target_kwargs` name
     teacher   a TeacherCache, a cache's directory, a model id, a model, or "base" (the student before training);
-              by default what `args.teacher_cache` and `args.teacher_model_name_or_path` name
+              by default what `args` names: for rows that anchor the reference, for the others the teacher
 
     Everything else is SFTTrainer's. Data preparation, collation, evaluation, saving and logging stay TRL's.
     """
@@ -59,26 +62,27 @@ class TargetSFTTrainer(RecordingTrainer):
     def __init__(
         self,
         model: str | PreTrainedModel | PeftModel,
-        args: TargetSFTConfig | None = None,
-        *,
+        args: TrainingArguments | None = None,
+        *positional: Any,
         target: Target | LossTarget | None = None,
         teacher: Teacher = None,
-        compute_loss_func: Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> None:
         args = TargetSFTConfig.own(args, model)
-        safeguards.refuse_other_losses(args, compute_loss_func)
+        kwargs |= zip(list(inspect.signature(SFTTrainer.__init__).parameters)[3:], positional)  # as SFTTrainer's are
+        safeguards.refuse_other_losses(args, kwargs.get("compute_loss_func"))
         safeguards.refuse_vision(kwargs.get("train_dataset"))
         self.target_name = args.target if target is None else None
         self.target = target or make_target(args.target, **as_dict(args.target_kwargs))
         self.side_columns = side_inputs.side_columns(self.target, args)
         adapters = kwargs.get("peft_config") is not None or isinstance(model, PeftModel)
         self.teacher = RunTeacher.of(teacher, self.target, args, model, adapters)
+        safeguards.refuse_streaming(kwargs.get("train_dataset"), self.teacher)
         super().__init__(model, args, **kwargs)
-        safeguards.refuse_adapters(self.model)
+        safeguards.refuse_prompt_learning(self.model, self.target, self.teacher)
         safeguards.refuse_sharded_head_copy(self.model, self.is_fsdp_enabled)
         safeguards.refuse_parallelism(self.accelerator.parallelism_config, args)
-        attach_target_head(self.model)
+        attach_target_head(self.model, args.head_kernel)
         safeguards.keep_float_outputs(self.accelerator)
         # The loss below is divided by the label tokens of the whole optimiser step, so they must be counted for every
         # model, shifted as the head shifts them, and nothing is left for Trainer to divide by.
@@ -166,15 +170,28 @@ class TargetSFTTrainer(RecordingTrainer):
         map_style = [dataset for dataset in datasets if isinstance(dataset, Dataset)]
         documents = Documents(*map_style, collator=None if known else self.base_collator)
         trained = self.state.global_step > 0
-        return teacher.complete(documents, self._tokenizer, self.args, self.model, trained=trained)
+        cache = teacher.complete(documents, self._tokenizer, self.args, self.model, trained=trained)
+        self.teacher = replace(teacher, path=cache.path)  # the place is a base's own only before it is trained
+        return cache
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
         """Trainer's dataloader; data passed to evaluate() get their teacher rows first."""
-        self.sums["eval"].reset()  # predict() adds to them and never logs
-        passed = eval_dataset is not None and not isinstance(eval_dataset, str)
-        if self.teacher is not None and self.cache is not None and passed:
-            self.cache = self.data_collator.cache = self.cache_with(self.teacher, eval_dataset)
+        self.add_to_cache(eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        """Trainer's dataloader; data passed to predict() are prepared as evaluate() does it, and get teacher rows."""
+        if not self._skip_prepare_dataset:
+            packing = self.args.packing if self.args.eval_packing is None else self.args.eval_packing
+            how = (self.processing_class, self.args, packing, self._formatting_func, "test")
+            test_dataset = self._prepare_dataset(test_dataset, *how)
+        self.add_to_cache(test_dataset)
+        return super().get_test_dataloader(test_dataset)
+
+    def add_to_cache(self, dataset: str | Dataset | None) -> None:
+        self.sums["eval"].reset()  # predict() adds to them and never logs
+        if self.teacher is not None and self.cache is not None and not (dataset is None or isinstance(dataset, str)):
+            self.cache = self.data_collator.cache = self.cache_with(self.teacher, dataset)
 
     # ---- inputs of single rows ----
 
@@ -210,7 +227,8 @@ class TargetSFTTrainer(RecordingTrainer):
             if mode == "train":
                 self._total_train_tokens += int(sums.get("seen", 0)) // self._tp_size
             logs |= {f"{prefix}{name}": value for name, value in metrics_of(sums).items()}
-            logs[f"{prefix}num_tokens"] = self._total_train_tokens
+            if sums or "train_runtime" not in logs:
+                logs[f"{prefix}num_tokens"] = self._total_train_tokens
         super().log(logs, start_time)
 
     def _over_processes(self, total: Tensor) -> Tensor:
@@ -219,12 +237,16 @@ class TargetSFTTrainer(RecordingTrainer):
     def record(self) -> dict[str, Any]:
         """What a checkpoint keeps to recognise this run's target and teacher."""
         identity = None if self.teacher is None else self.teacher.identity(self.cache)
-        target = {"name": self.target_name, "target": self.target.record()}
+        target = {"name": self.target_name, "target": self.target.record(), "role": self.target.role}
         return {**target, "teacher": identity, "num_tokens": self._total_train_tokens}
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self._total_train_tokens += self.sums["train"].take_seen(self._over_processes) // self._tp_size
         super()._save_checkpoint(model, trial)
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        self.sums["train"].reset()  # what a run that failed left behind
+        return super().train(*args, **kwargs)
 
     def save_beside(self, checkpoint: Path) -> None:
         if self.block is not None:

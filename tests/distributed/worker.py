@@ -132,11 +132,11 @@ def refuse_empty_copies(world, run):
         del os.environ[name]
     for teacher in (model, frozen_copy(model, args)):
         try:
-            RunTeacher(None, teacher).run_live(nn.Module(), args, tokenizer)
+            RunTeacher(None, teacher, live=True).run_live(nn.Module(), args, tokenizer)
         except ValueError as error:
             errors.append(str(error))
     os.environ.update(sharded)
-    named = RunTeacher(None, str(path)).run_live(nn.Module(), args, tokenizer)
+    named = RunTeacher(None, str(path), live=True).run_live(nn.Module(), args, tokenizer)
     assert any(parameter.any() for parameter in named.model.parameters())
     for name in sharded:
         del os.environ[name]

@@ -50,6 +50,12 @@ def data():
     return SimpleNamespace(text=text_data, completion=completion_data, chat=chat_data, tokens=token_data)
 
 
+@pytest.fixture(autouse=True)
+def caches_of_one_test(tmp_path, monkeypatch):
+    """Teachers with the same weights share a folder: what one test captured must not serve another."""
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path / "caches"))
+
+
 @pytest.fixture
 def config(tmp_path):
     """Factory of a TargetSFTConfig for CPU and float32; keywords override."""

@@ -13,7 +13,7 @@ values = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 
 @given(values, st.floats(0.01, 0.99))
 def test_quantiles_are_within_a_bin(samples, q):
-    bins = torch.histc(torch.tensor(samples), GAMMA_BINS, 0, 1).tolist()
+    bins = torch.bincount((torch.tensor(samples) * (GAMMA_BINS - 1)).round().long(), minlength=GAMMA_BINS).tolist()
     exact = torch.tensor(samples).quantile(q, interpolation="nearest")
     below = sum(s < quantile(bins, q) - 1 / GAMMA_BINS for s in samples)
     above = sum(s > quantile(bins, q) + 1 / GAMMA_BINS for s in samples)
@@ -66,5 +66,5 @@ def test_teacher_metrics_only_with_a_teacher():
 def test_only_trainers_own_logs_are_extended():
     assert logged({"loss": 1.0}) == ("train", "")
     assert logged({"eval_a_runtime": 1.0, "eval_a_loss": 2.0}) == ("eval", "eval_a_")
-    assert logged({"train_runtime": 1.0}) is None
+    assert logged({"train_runtime": 1.0}) == ("train", "")
     assert logged({"mine": 1.0}) is None

@@ -5,6 +5,7 @@ import torch
 from peft import LoraConfig
 
 from qsft.losses.head import from_bits, label_logps
+from qsft.teacher.source import weights_digest
 from qsft.train.side_inputs import Block
 
 ALL_BUT_SIDE = ["sft", "dft", "beyond_log", "profit", "eaft", "label_smoothing", "gem", "kd", "kd_hybrid", "target"]
@@ -35,6 +36,41 @@ def test_base_is_the_student_before_training(trainer, data, logged, name, live):
     assert first["residual_loss"] == pytest.approx(scale * first["entropy"], rel=2e-2)
     if live:
         assert not any(p.requires_grad for p in made.live.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["sft_kl", "asft", "iw_sft"])
+def test_anchor_rows_read_the_student_before_training_not_the_teacher(trainer, data, tiny_model, tmp_path, name):
+    """As in a recipe, which names a teacher and its cache for the rows that read one."""
+    tiny_model(seed=5).save_pretrained(tmp_path / "teacher")
+    recipe = {"teacher_model_name_or_path": str(tmp_path / "teacher"), "teacher_cache": str(tmp_path / "cache")}
+    taught = trainer(data.completion(), target="kd_hybrid", **recipe)
+    anchored = trainer(data.completion(), target=name, **recipe)
+    assert taught.cache.path == tmp_path / "cache"
+    assert anchored.cache.path != taught.cache.path  # both live side by side
+    assert anchored.cache.manifest.identity.teacher["weights"] == weights_digest(anchored.model)
+    assert anchored.record()["role"] == "reference"
+    followed = trainer(data.completion(), target=name, reference_model_name_or_path="teacher", **recipe)
+    assert followed.cache.path == taught.cache.path
+    other = str(tmp_path / "teacher")
+    assert trainer(data.completion(), target=name, reference_model_name_or_path=other).cache.path != anchored.cache.path
+
+
+def test_an_explicit_teacher_of_an_anchor_row_is_its_reference(trainer, data, tiny_model, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("qsft.train.teacher.logger.warning", said.append)
+    given = trainer(data.completion(), target="sft_kl", teacher=tiny_model(seed=5), teacher_cache=str(tmp_path / "c"))
+    assert given.cache.path == tmp_path / "c"
+    named = trainer(data.completion(), target="sft_kl", teacher_cache=str(tmp_path / "c"))
+    assert named.cache.manifest.identity == given.cache.manifest.identity
+    assert [text.split(":")[0] for text in said] == ["the target anchors to a reference"] * 2
+
+
+def test_the_reference_of_an_adapter_is_the_student_with_it_switched_off(trainer, data):
+    lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    made = trainer(data.completion(), target="asft", peft_config=lora, max_steps=1)
+    assert made.live is not None
+    assert made.live.base
+    made.train()
 
 
 def test_a_frozen_copy_does_not_move(trainer, data, tiny_model):
@@ -200,4 +236,4 @@ def test_a_sharded_student_is_not_its_own_live_teacher(trainer, data, monkeypatc
     monkeypatch.setattr("qsft.train.teacher.is_sharded", lambda args: True)
     lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
     with pytest.raises(ValueError, match=r"cannot run live here.*teacher_cache"):
-        trainer(data.completion(), target="sft_kl", teacher="base", peft_config=lora)
+        trainer(data.completion(), target="sft_kl", teacher="base", teacher_live=True, peft_config=lora)

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
-from trl import SFTConfig
 
 from qsft.train.safeguards import refuse_parallelism
 
@@ -12,7 +11,7 @@ from qsft.train.safeguards import refuse_parallelism
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"loss_type": "dft"}, "set target='dft'"),
+        ({"loss_type": "dft", "target": "sft"}, "set target='dft'"),
         ({"label_smoothing_factor": 0.1}, "target='label_smoothing' with target_kwargs={'lam': 0.1}"),
         ({"compute_loss_func": lambda *a, **k: 0}, "target=LossTarget"),
         ({"target": "target"}, 'TargetSFTTrainer(..., teacher="'),
@@ -35,14 +34,6 @@ def test_vision_data(trainer):
     rows = Dataset.from_list([{"messages": [{"role": "user", "content": "w1"}], "images": []}])
     with pytest.raises(ValueError, match="holds images"):
         trainer(rows)
-
-
-def test_trls_own_config(tiny_model, tiny_tokenizer, data, tmp_path):
-    from qsft.train.trainer import TargetSFTTrainer
-
-    args = SFTConfig(str(tmp_path), use_cpu=True, bf16=False)
-    with pytest.raises(TypeError, match="takes a TargetSFTConfig, not SFTConfig"):
-        TargetSFTTrainer(tiny_model(), args, train_dataset=data.completion(), processing_class=tiny_tokenizer)
 
 
 @pytest.mark.parametrize(

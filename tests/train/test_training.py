@@ -1,6 +1,8 @@
 """Whole runs: accumulation, packing, cached against live, evaluation, what is logged, what is saved."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,11 +233,18 @@ def test_a_model_id_is_built_into_a_cache(trainer, data, teacher, tiny_tokenizer
     tiny_tokenizer.save_pretrained(tmp_path / "teacher")
     name = str(tmp_path / "teacher")
     made = trainer(data.completion(), target="target", teacher_model_name_or_path=name, teacher_top_k=8)
-    assert made.cache.path == tmp_path / "run" / "teacher_cache"
+    assert made.cache.path.parent == Path(os.environ["QSFT_CACHE"], "teachers")
     assert made.cache.k == 8
-    # A cache describes itself: k is not repeated, and nothing is computed twice.
-    again = trainer(data.completion(), target="kd", teacher=name)
-    assert again.cache.k == 8
+    # Another output_dir or target captures nothing again; another k is another folder.
+    again = trainer(data.completion(), target="kd", teacher=name, teacher_top_k=8, output_dir=str(tmp_path / "other"))
+    assert again.cache.path == made.cache.path
+    assert trainer(data.completion(), target="kd", teacher=name).cache.k == 64
+    # A cache describes itself: k need not be repeated, but what is repeated must agree.
+    named = {"target": "kd", "teacher": name, "teacher_cache": str(made.cache.path)}
+    assert trainer(data.completion(), **named).cache.k == 8
+    for other in ({"teacher_top_k": 4}, {"teacher_cache_encoding": "compact"}, {"teacher_top_k": 4, "teacher": None}):
+        with pytest.raises(ValueError, match="was made with other settings"):
+            trainer(data.completion(), **{**named, **other})
     live = trainer(data.completion(), target="target", teacher=name, teacher_live=True)
     assert live.live is not None
     assert live.cache is None

@@ -1,0 +1,253 @@
+"""What TRL's SFTTrainer takes, TargetSFTTrainer takes: arguments, data forms, adapters, one short run each."""
+
+import inspect
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import DatasetDict
+from peft import (
+    LoHaConfig,
+    LoraConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+
+from qsft.targets.target import Target
+from qsft.targets.trust import Constant
+from qsft.train.config import TargetSFTConfig
+from qsft.train.trainer import TargetSFTTrainer
+
+PLAIN = {
+    "use_cpu": True, "bf16": False, "report_to": [], "max_steps": 2, "logging_steps": 1, "save_strategy": "no",
+    "per_device_train_batch_size": 4, "disable_tqdm": True, "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def student(tiny_model, tiny_tokenizer, tmp_path):
+    """A saved Llama, whose directory brings its tokenizer along."""
+    tiny_model(architecture="llama").save_pretrained(tmp_path / "student")
+    tiny_tokenizer.save_pretrained(tmp_path / "student")
+    return str(tmp_path / "student")
+
+
+# ---- arguments ----
+
+
+@pytest.mark.parametrize("kind", [TargetSFTConfig, SFTConfig, TrainingArguments])
+def test_every_class_of_arguments(kind, tiny_model, tiny_tokenizer, data, tmp_path, logged):
+    args = kind(output_dir=str(tmp_path / "out"), learning_rate=3e-4, **PLAIN)
+    made = TargetSFTTrainer(
+        tiny_model(), args, train_dataset=data.completion(), processing_class=tiny_tokenizer, teacher=tiny_model(seed=5)
+    )
+    made.train()
+    assert isinstance(made.args, TargetSFTConfig)
+    assert (made.args.learning_rate, made.args.target, made.args.hub_token) == (3e-4, "target", args.hub_token)
+    assert len(logged(made)) == 2
+
+
+def test_arguments_by_position_as_in_trl(tiny_model, tiny_tokenizer, data, tmp_path):
+    names = list(inspect.signature(SFTTrainer.__init__).parameters)
+    assert names[1:7] == ["model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"]
+    args = TargetSFTConfig(str(tmp_path / "out"), target="sft", **PLAIN)
+    made = TargetSFTTrainer(tiny_model(), args, None, data.completion(), data.completion(6), tiny_tokenizer)
+    made.train()
+    assert "eval_loss" in made.evaluate()
+
+
+def test_no_arguments_but_a_name_of_a_model(student, data, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    made = TargetSFTTrainer(student, train_dataset=data.text(), target=Target(Constant(1.0)))
+    assert made.args.output_dir == "student-Target-SFT"
+
+
+def test_loss_type_dft_names_the_target(config, trainer, data, logged):
+    args = config(target=None, loss_type="dft")
+    assert (args.target, args.loss_type) == ("dft", "nll")
+    made, named = trainer(data.completion(), target=None, loss_type="dft"), trainer(data.completion(), target="dft")
+    made.train()
+    named.train()
+    assert logged(made) == logged(named)
+    plain = SFTConfig(args.output_dir, loss_type="dft", eos_token="<|eos|>", use_cpu=True, bf16=False)
+    assert TargetSFTConfig.own(plain, None).target == "dft"
+    assert TargetSFTConfig.own(plain, None).eos_token == "<|eos|>"
+
+
+# ---- data ----
+
+
+@pytest.mark.parametrize("form", ["text", "completion", "chat", "tokens", "chat completion"])
+@pytest.mark.parametrize("stream", [False, True], ids=["map", "stream"])
+def test_every_form_of_data(trainer, data, logged, form, stream):
+    if form == "chat completion":
+        turn = [{"role": role, "content": "w1 w2"} for role in ("user", "assistant")]
+        rows = data.text().map(lambda _: {"prompt": turn[:1], "completion": turn[1:]}, remove_columns=["text"])
+    else:
+        rows = getattr(data, form)()
+    made = trainer(rows.to_iterable_dataset() if stream else rows, max_steps=1)
+    made.train()
+    assert logged(made)[0] > 0
+
+
+def test_a_formatting_function_and_evaluation_by_name(trainer, data):
+    held_out = DatasetDict({"a": data.text(6), "b": data.text(8)})
+    made = trainer(data.text(), formatting_func=lambda row: row["text"] + " w1", eval_dataset=held_out, max_steps=1)
+    made.train()
+    assert {"eval_a_loss", "eval_b_gamma"} <= set(made.evaluate())
+
+
+def test_streaming_data_need_a_live_teacher_or_a_prebuilt_cache(trainer, data, student):
+    stream = data.completion().to_iterable_dataset()
+    with pytest.raises(ValueError, match=r"the data stream.*teacher_live=True.*teacher_cache=DIRECTORY"):
+        trainer(stream, target="target", teacher=student)
+    with pytest.raises(ValueError, match=r"the data stream, so base cannot.*teacher_live=True"):
+        trainer(stream, target="sft_kl")
+    trainer(stream, target="target", teacher=student, teacher_live=True, max_steps=1).train()
+    built = trainer(data.completion(), target="target", teacher=student).cache.path
+    trainer(stream, target="target", teacher_cache=str(built), max_steps=1).train()
+
+
+def test_data_passed_to_predict_are_prepared_and_get_their_teacher_rows(trainer, data, student):
+    made = trainer(data.completion(12), target="target", teacher=student, teacher_top_k=7)
+    known = len(made.cache)
+    result = made.predict(data.completion(20))
+    assert len(made.cache) > known
+    assert result.metrics["test_loss"] > 0
+    assert made.evaluate(data.completion(20))["eval_loss"] == pytest.approx(result.metrics["test_loss"])
+
+
+# ---- the teacher ----
+
+
+def test_a_path_is_a_model_when_it_holds_one_and_a_cache_when_it_holds_one(trainer, data, student):
+    made = trainer(data.completion(), target="target", teacher=Path(student))
+    assert made.cache.manifest.identity.teacher["name"] == student
+    again = trainer(data.completion(), target="target", teacher=made.cache.path)
+    assert again.cache.path == made.cache.path
+    with pytest.raises(ValueError, match="is not a teacher cache"):
+        trainer(data.completion(), target="target", teacher=Path("nowhere"))
+
+
+# ---- adapters ----
+
+PROMPTS = {
+    "prompt tuning": PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "p-tuning": PromptEncoderConfig(num_virtual_tokens=4, encoder_hidden_size=16, task_type="CAUSAL_LM"),
+    "prefix tuning": PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+}
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+@pytest.mark.parametrize("target", ["sft", "dft"])
+def test_prompt_learning_is_trls(trainer, config, data, tiny_model, tiny_tokenizer, logged, kind, target):
+    made = trainer(data.completion(), target=target, peft_config=PROMPTS[kind], learning_rate=1e-2)
+    before = [p.detach().clone() for p in made.model.parameters() if p.requires_grad]
+    made.train()
+    assert not all(p.equal(old) for p, old in zip((p for p in made.model.parameters() if p.requires_grad), before))
+    loss_type = {"sft": "nll", "dft": "dft"}[target]
+    args = config(target="sft", learning_rate=1e-2)
+    args.loss_type = loss_type
+    theirs = SFTTrainer(
+        tiny_model(), args, train_dataset=data.completion(), processing_class=tiny_tokenizer, peft_config=PROMPTS[kind]
+    )
+    theirs.train()
+    assert logged(made) == pytest.approx(logged(theirs), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        LoraConfig(r=2, target_modules="all-linear", use_dora=True, task_type="CAUSAL_LM"),
+        LoHaConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+    ],
+    ids=["dora", "loha"],
+)
+def test_other_adapters(trainer, data, tiny_model, logged, adapter):
+    made = trainer(data.completion(), model=get_peft_model(tiny_model(), adapter), max_steps=2)
+    made.train()
+    assert isinstance(made.model, PeftModel)
+    assert len(logged(made)) == 2
+
+
+# ---- logs ----
+
+
+def test_the_final_log_carries_what_was_not_logged_and_nothing_leaks(trainer, data):
+    made = trainer(data.completion(), max_steps=3, logging_steps=2)
+    made.train()
+    first, last = (entry for entry in made.state.log_history if "gamma" in entry)
+    assert "train_runtime" in last
+    assert last["num_tokens"] > first["num_tokens"]
+    assert made.sums["train"].total is None
+    short = trainer(data.completion(), max_steps=1, logging_steps=50)
+    short.train()
+    assert short.state.log_history[-1]["nll"] > 0
+
+
+def test_a_failed_run_leaves_nothing_for_the_next(trainer, data):
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise RuntimeError("out of luck")
+
+    made = trainer(data.tokens(8), max_steps=2, per_device_train_batch_size=8, callbacks=[Fails()])
+    with pytest.raises(RuntimeError, match="out of luck"):
+        made.train()
+    made.remove_callback(Fails)
+    made.train()
+    seen = sum(map(len, made.train_dataset["input_ids"]))
+    assert made.state.log_history[0]["num_tokens"] == seen
+
+
+def test_a_constant_gamma_of_one_has_quartiles_of_one(trainer, data):
+    made = trainer(data.completion(), max_steps=1)
+    made.train()
+    first = made.state.log_history[0]
+    assert [first[f"gamma_q{q}"] for q in (25, 50, 75)] == [1.0] * 3
+
+
+# ---- the hub ----
+
+
+def test_neither_caches_nor_earlier_checkpoints_are_uploaded(trainer, data, monkeypatch):
+    from huggingface_hub import HfApi
+
+    uploads = []
+
+    def upload(self, *args, **kwargs):
+        uploads.append(kwargs)
+        kwargs["folder_path"] = Path(kwargs["folder_path"])
+        uploads[-1]["files"] = sorted(file.name for file in kwargs["folder_path"].iterdir())
+        done = Future()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    made = trainer(data.tokens(), max_steps=1, save_strategy="steps", save_steps=1, hub_strategy="checkpoint")
+    monkeypatch.setattr(made, "init_hf_repo", lambda token=None: None)
+    made.hub_model_id, made.push_in_progress = "someone/something", None
+    made.args.push_to_hub = True
+    made.train()
+    made.push_to_hub()
+    whole, checkpoint, last = uploads
+    assert {"teacher_cache/*", "earlier/*", "checkpoint-*"} <= set(last["ignore_patterns"])
+    assert {"teacher_cache/*", "earlier/*"} <= set(whole["ignore_patterns"])
+    assert "whole.json" in checkpoint["files"]  # a checkpoint is pushed when it is whole
+
+
+def test_a_model_saved_by_the_trainer_is_plain(trainer, data, tmp_path):
+    made = trainer(data.tokens(), max_steps=1)
+    made.train()
+    made.save_model(str(tmp_path / "saved"))
+    ids = torch.tensor([[30, 31, 32]])
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(again(ids).logits, made.model.eval()(ids).logits)

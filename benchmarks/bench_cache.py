@@ -1,8 +1,9 @@
-"""The teacher cache: what a capture costs beside a bare forward, how fast and how small the cache is.
+"""The teacher cache: what a capture costs beside a bare forward, how fast a start is, how fast and small the cache is.
 
 A capture (planning, top-k, encoding, writing) and bare forwards of the same teacher on the same batches take turns; the
 share is a ratio of medians. The data set's documents are half prompt. Sizes and lookups are compared with the same
-tensors as columns of a `datasets` data set.
+tensors as columns of a `datasets` data set. Rates are per second of CPU time where the work is one thread's: other
+programs on the machine then change little.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Array2D, Dataset, Features, Sequence, Value, load_from_disk
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -21,12 +23,12 @@ from benchmarks.measure import print_table, write_json
 from qsft.teacher.batches import Plan, pad_documents, plan_capture
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
-from qsft.teacher.documents import document_key
+from qsft.teacher.documents import Documents, document_key
 from qsft.teacher.encoding import ENCODINGS, Rows, canonical, truncate
 from qsft.teacher.identity import Identity
 from qsft.teacher.live import logit_tiles, predicting_states
 from qsft.teacher.manifest import create_manifest
-from qsft.teacher.shards import Draft, Facts, encoding_kl
+from qsft.teacher.shards import VERSION, Draft, Facts, encoding_kl
 
 K, VOCABULARY = 64, 151_936
 SIZES_GB = (1e6, 1e8, 1e9)
@@ -80,19 +82,21 @@ def label_forward(model: Qwen2ForCausalLM, plan: Plan) -> None:
 def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, float]]:
     """Label tokens per second of captures and bare forwards, taking turns."""
     data, model, words = documents(count, longest), teacher(), tokenizer()
-    plan, tokens = plan_capture(data, 2048), sum(len(d["labels"]) - len(d["labels"]) // 2 for d in data)
+    plan, tokens = plan_capture(Documents(data), 2048), sum(len(d["labels"]) - len(d["labels"]) // 2 for d in data)
+    unpacked, packed = Dataset.from_list(data), pack(data)
     with tempfile.TemporaryDirectory() as folder:
 
-        def capture(encoding: str, number: list[int] = [0]) -> None:  # noqa: B006
+        def capture(encoding: str, rows: Dataset = unpacked, number: list[int] = [0]) -> None:  # noqa: B006
             number[0] += 1
             path = Path(folder, str(number[0]))
-            build_cache(data, model, path, tokenizer=words, k=K, encoding=encoding, batch_tokens=2048, progress=False)
+            build_cache(rows, model, path, tokenizer=words, k=K, encoding=encoding, batch_tokens=2048, progress=False)
 
         calls: dict[str, Callable[[], None]] = {
             "bare forward (all logits)": lambda: bare_forward(model, plan),
             "bare forward (labels' logits)": lambda: label_forward(model, plan),
             "capture, exact": lambda: capture("exact"),
             "capture, compact": lambda: capture("compact"),
+            "capture, exact, packed rows": lambda: capture("exact", packed),
         }
         seconds: dict[str, list[float]] = {name: [] for name in calls}
         for turn in range(rounds + 1):
@@ -109,6 +113,38 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
     }
 
 
+def pack(data: list[dict[str, list[int]]], per_row: int = 4) -> Dataset:
+    """The same documents, several in a row, as TRL's packing leaves them."""
+    groups = [data[i : i + per_row] for i in range(0, len(data), per_row)]
+    rows = ({name: [t for d in group for t in d[name]] for name in ("input_ids", "labels")} for group in groups)
+    return Dataset.from_list([row | {"seq_lengths": [len(d["labels"]) for d in g]} for row, g in zip(rows, groups)])
+
+
+def starting(tokens: int) -> dict[str, dict[str, float]]:
+    """A first start looks every document up; a second one of the same files makes no pass."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(256, 768, tokens // 512)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    ids = rng.integers(0, VOCABULARY, offsets[-1]).astype(np.int32)
+    labels = np.where(rng.random(len(ids)) < 0.3, np.int32(-100), ids)
+    columns = {"input_ids": pa.ListArray.from_arrays(offsets, ids), "labels": pa.ListArray.from_arrays(offsets, labels)}
+    with tempfile.TemporaryDirectory() as folder:
+        Dataset(pa.table(columns)).save_to_disk(Path(folder, "data"))
+        keys = [key.tobytes() for key in Documents(load_from_disk(Path(folder, "data"))).overview.keys]
+        rows = Rows(np.arange(K)[None].astype(np.int32), -np.ones((1, K)), -np.ones(1), -np.ones(1))
+        write_cache(Path(folder, "cache"), "compact", keys, [rows])
+        table = {}
+        for start in ("first start", "second start"):
+            wall, cpu = time.perf_counter(), time.process_time()
+            absent = TeacherCache(Path(folder, "cache")).missing(
+                Documents(load_from_disk(Path(folder, "data"))), check=False
+            )
+            assert not absent
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            table[start] = {"tokens": len(ids), "s": wall, "CPU s": cpu, "M tokens/CPU s": len(ids) / cpu / 1e6}
+    return table
+
+
 def lifelike_rows(n: int) -> Rows:
     """Top-64 rows of distributions from nearly certain to nearly flat, over the real vocabulary."""
     rng = np.random.default_rng(0)
@@ -117,7 +153,9 @@ def lifelike_rows(n: int) -> Rows:
     z -= z.max(axis=1, keepdims=True)
     z -= np.log(np.exp(z).sum(axis=1, keepdims=True))
     ids = np.argpartition(-z, K, axis=1)[:, :K]
-    return canonical(Rows(ids.astype(np.int32), np.take_along_axis(z, ids, 1), z[:, 0]))
+    slots = np.take_along_axis(z, ids, 1)
+    np.put_along_axis(z, ids, -np.inf, 1)
+    return canonical(Rows(ids.astype(np.int32), slots, slots[:, 0], np.log(np.exp(z).sum(axis=1))))
 
 
 def encodings(rows: Rows) -> dict[str, dict[str, float]]:
@@ -132,7 +170,7 @@ def encodings(rows: Rows) -> dict[str, dict[str, float]]:
             table[name + (f", top_p={top_p}" if top_p else "")] = {
                 "mean k": float((kept.logps > -np.inf).sum() / n),
                 "bytes/label token": size,
-                "KL": f"{encoding_kl(kept.logps, decoded.logps).mean():.1e}",
+                "KL": f"{encoding_kl(kept, decoded).mean():.1e}",
                 **{f"GB for {tokens:,.0f} tokens": tokens * size / 1e9 for tokens in SIZES_GB},
             }
     return table
@@ -142,14 +180,14 @@ def lookups(rows: Rows, count: int, length: int) -> dict[str, dict[str, float]]:
     """Documents per second of random lookups, the time to open, and bytes; against `datasets` columns."""
     rng, table = np.random.default_rng(0), {}
     keys = [document_key([i, *range(length)], [-100, *range(length)]) for i in range(count)]
-    picks = [Rows(*(column[rng.integers(0, len(rows.ids), length)] for column in rows)) for _ in range(8)]
+    picks = [rows.part(rng.integers(0, len(rows.ids), length)) for _ in range(8)]
     order = rng.permutation(count)
     with tempfile.TemporaryDirectory() as folder:
         for encoding in ENCODINGS:
             path = Path(folder, encoding)
             write_cache(path, encoding, keys, picks)
             opened, cache = timed(lambda path=path: TeacherCache(path))
-            seconds, _ = timed(lambda cache=cache: [cache.lookup_arrays(keys[i]) for i in order])
+            seconds = min(timed(lambda cache=cache: [cache.lookup_arrays(keys[i]) for i in order])[0] for _ in range(3))
             table[encoding] = speed(opened, seconds, count, length, path)
         path = Path(folder, "columns")
         write_columns(path, count, picks)
@@ -161,7 +199,8 @@ def lookups(rows: Rows, count: int, length: int) -> dict[str, dict[str, float]]:
 
 def opening(count: int) -> dict[str, dict[str, float]]:
     """Milliseconds to open a cache of `count` documents of one label token, and to look for all of them."""
-    rows = Rows(np.arange(K)[None].astype(np.int32), -np.arange(1, K + 1, dtype=np.float32)[None], -np.ones(1))
+    slots = -np.arange(1, K + 1, dtype=np.float32)[None]
+    rows = Rows(np.arange(K)[None].astype(np.int32), slots, -np.ones(1), -np.ones(1))
     data = [{"input_ids": [i, 1], "labels": [-100, 1]} for i in range(count)]
     with tempfile.TemporaryDirectory() as folder:
         write_cache(Path(folder), "compact", [document_key(**d) for d in data], [rows])
@@ -175,7 +214,7 @@ def write_cache(path: Path, encoding: str, keys: list[bytes], picks: list[Rows])
     path.mkdir(exist_ok=True)
     identity = Identity({"name": "none"}, {"tokens": VOCABULARY}, VOCABULARY, K, encoding, None, 1, "float32")
     manifest = create_manifest(path, identity)
-    payloads = [manifest.identity.codec.encode(rows) for rows in picks]
+    payloads = [manifest.identity.codec(VERSION).encode(rows) for rows in picks]
     tokens, length = np.zeros((2, 2), np.int32), len(picks[0].label_logp)
     draft = Draft()
     for i, key in enumerate(keys):
@@ -204,9 +243,10 @@ def speed(opened: float, seconds: float, count: int, length: int, path: Path) ->
 
 
 def timed(call: Callable[[], object]) -> tuple[float, object]:
-    start = time.perf_counter()
+    """Seconds of CPU time, and what came back."""
+    start = time.process_time()
     result = call()
-    return time.perf_counter() - start, result
+    return time.process_time() - start, result
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -215,16 +255,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--documents", type=int, default=12, help="documents of the capture")
     parser.add_argument("--longest", type=int, default=192, help="tokens of the longest document")
+    parser.add_argument("--tokens", type=int, default=100_000_000, help="tokens of the data set that is started with")
     args = parser.parse_args(argv)
     rows = lifelike_rows(400)
-    results = {
-        "capture": capture_share(args.rounds, args.documents, args.longest),
-        "encodings": encodings(rows),
-        "lookups": lookups(rows, count=300, length=400),
-        "opening": opening(100_000),
+    sections: dict[str, Callable[[], dict[str, dict[str, float]]]] = {
+        "encodings": lambda: encodings(rows),
+        "lookups": lambda: lookups(rows, count=300, length=400),
+        "opening": lambda: opening(100_000),
+        "starting": lambda: starting(args.tokens),
+        "capture": lambda: capture_share(args.rounds, args.documents, args.longest),
     }
-    for title, table in results.items():
-        print_table(title, table)
+    results = {}
+    for title, measure in sections.items():
+        results[title] = measure()
+        print_table(title, results[title])
     write_json(args.out, results)
 
 

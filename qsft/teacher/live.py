@@ -216,10 +216,11 @@ def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], I
         return plain.values, plain.indices
     blocks = logits[:, :body].view(n, -1, BLOCK)
     chosen = blocks.amax(dim=-1).topk(k, dim=-1).indices
-    ids = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=logits.device)).view(n, -1)
-    ids = torch.cat([ids, torch.arange(body, size, device=logits.device).expand(n, -1)], dim=1)
-    best = logits.gather(1, ids).topk(k, dim=-1)
-    return best.values, ids.gather(1, best.indices)
+    candidates = blocks[torch.arange(n, device=logits.device)[:, None], chosen].view(n, -1)
+    best = torch.cat([candidates, logits[:, body:]], dim=1).topk(k, dim=-1)
+    block, within = best.indices // BLOCK, best.indices % BLOCK
+    inside = chosen.gather(1, block.clamp(max=k - 1)) * BLOCK + within
+    return best.values, torch.where(block < k, inside, best.indices - k * BLOCK + body)
 
 
 def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -228,11 +229,11 @@ def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tupl
     The tail is summed with the slots masked out: 1 − Σp would lose it to rounding where it is small.
     """
     values, ids = top_k(tile, min(k, tile.shape[-1]))
-    label, top = tile.gather(-1, labels[:, None]), values[:, :1]
-    tail = tile.sub_(top).exp_().scatter_(-1, ids, 0.0).sum(dim=-1, keepdim=True)
-    mass = (values - top).exp_().sum(dim=-1, keepdim=True).add_(tail).log_()
-    lse = top + mass
-    return ids.to(torch.int32), values - lse, (label - lse)[:, 0], (tail.log_() - mass)[:, 0]
+    label = tile.gather(-1, labels[:, None])
+    p = torch.softmax(tile, dim=-1, out=tile)
+    lse = values[:, :1] - p.gather(-1, ids[:, :1]).log_()  # p_max = exp(z_max − lse)
+    log_tail = p.scatter_(-1, ids, 0.0).sum(dim=-1).log_()
+    return ids.to(torch.int32), values - lse, (label - lse)[:, 0], log_tail
 
 
 def _everything(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:

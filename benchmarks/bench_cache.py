@@ -80,20 +80,22 @@ def label_forward(model: Qwen2ForCausalLM, plan: Plan) -> None:
 
 
 def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, float]]:
-    """Label tokens per second of captures and bare forwards, taking turns."""
+    """Label tokens per second of CPU time of captures (without their start) and bare forwards, taking turns."""
     data, model, words = documents(count, longest), teacher(), tokenizer()
     plan, tokens = plan_capture(Documents(data), 2048), sum(len(d["labels"]) - len(d["labels"]) // 2 for d in data)
     unpacked, packed = Dataset.from_list(data), pack(data)
     with tempfile.TemporaryDirectory() as folder:
 
-        def capture(encoding: str, rows: Dataset = unpacked, number: list[int] = [0]) -> None:  # noqa: B006
-            number[0] += 1
-            path = Path(folder, str(number[0]))
-            build_cache(rows, model, path, tokenizer=words, k=K, encoding=encoding, batch_tokens=2048, progress=False)
+        def capture(encoding: str, rows: Dataset = unpacked) -> float:
+            path = Path(tempfile.mkdtemp(dir=folder))
+            options = {"tokenizer": words, "k": K, "encoding": encoding, "batch_tokens": 2048, "progress": False}
+            spent, _ = timed(lambda: build_cache(rows, model, path, **options))
+            start, _ = timed(lambda: build_cache(rows, model, path, **options))  # identity, vocabulary: once per run
+            return spent - start
 
-        calls: dict[str, Callable[[], None]] = {
-            "bare forward (all logits)": lambda: bare_forward(model, plan),
-            "bare forward (labels' logits)": lambda: label_forward(model, plan),
+        calls: dict[str, Callable[[], float]] = {
+            "bare forward (all logits)": lambda: timed(lambda: bare_forward(model, plan))[0],
+            "bare forward (labels' logits)": lambda: timed(lambda: label_forward(model, plan))[0],
             "capture, exact": lambda: capture("exact"),
             "capture, compact": lambda: capture("compact"),
             "capture, exact, packed rows": lambda: capture("exact", packed),
@@ -101,10 +103,9 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
         seconds: dict[str, list[float]] = {name: [] for name in calls}
         for turn in range(rounds + 1):
             for name, call in calls.items():
-                start = time.perf_counter()
-                call()
+                spent = call()
                 if turn:  # the first round warms up
-                    seconds[name].append(time.perf_counter() - start)
+                    seconds[name].append(spent)
     median = {name: statistics.median(times) for name, times in seconds.items()}
     bare, least = list(median.values())[:2]
     return {

@@ -17,7 +17,7 @@ from qsft.targets.view import Full, TopK
 
 BLOCK = 64  # top_k looks at the maxima of blocks of this many logits first
 WIDENED_ROWS = 8192  # rows of a bf16 head that are float32 at a time on a CPU
-CHECKED_TOKENS = 32
+CHECKED_TOKENS = 16
 
 
 class LiveTeacher:

@@ -1,0 +1,145 @@
+"""docs/cache_format.md, followed by a reader that uses nothing of qsft."""
+
+import hashlib
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "cache_format.md"
+
+
+def read_safetensors(path):
+    """Metadata and raw bytes of each tensor: the format is eight bytes of length, a JSON header, then the data."""
+    raw = path.read_bytes()
+    assert hashlib.blake2b(raw, digest_size=16).hexdigest() == path.stem
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    tensors = {
+        name: (entry["dtype"], entry["shape"], raw[8 + size :][slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+    return json.loads(header["__metadata__"]["qsft"]), tensors
+
+
+def key_of(document):
+    ids, labels = document["input_ids"], [-100, *document["labels"][1:]]
+    content = struct.pack(f"<{2 * len(ids)}i", *ids, *labels)
+    return hashlib.blake2b(content, digest_size=16, person=b"qsft document").digest()
+
+
+class Payload:
+    def __init__(self, raw):
+        self.raw, self.at = raw, 0
+
+    def take(self, kind, count):
+        size = struct.calcsize(f"<{count}{kind}")
+        values = struct.unpack(f"<{count}{kind}", self.raw[self.at : self.at + size])
+        self.at += size
+        return list(values)
+
+
+def decode(raw, rows, manifest):
+    """[(slots {id: log-prob}, label log-prob, log tail or None)] of a document."""
+    identity, payload = manifest["identity"], Payload(raw)
+    counts = payload.take("B" if identity["k"] < 256 else "H", rows)
+    label_logp = payload.take("e", rows)
+    log_tail = payload.take("e", rows) if manifest["version"] >= 2 else [None] * rows
+    read = {"exact": exact, "compact": compact}[identity["encoding"]]
+    ids, logps = read(payload, counts, identity["vocab_size"])
+    assert payload.at == len(raw)
+    made, start = [], 0
+    for count, label, tail in zip(counts, label_logp, log_tail):
+        made.append((dict(zip(ids[start : start + count], logps[start : start + count])), label, tail))
+        start += count
+    return made
+
+
+def exact(payload, counts, vocab_size):
+    return payload.take("i", sum(counts)), payload.take("e", sum(counts))
+
+
+def compact(payload, counts, vocab_size):
+    slots, bits = sum(counts), max(1, (vocab_size - 1).bit_length())
+    top, width = payload.take("e", len(counts)), payload.take("e", len(counts))
+    low, high = divmod(bits, 8)
+    whole = bytes(payload.take("B", slots * low))
+    ids = [int.from_bytes(whole[i * low : (i + 1) * low], "little") for i in range(slots)]
+    stream = "".join(f"{byte:08b}" for byte in payload.take("B", -(-slots * high // 8)))
+    for i in range(slots):
+        for bit in range(high):
+            ids[i] |= int(stream[i * high + bit]) << (8 * low + bit)
+    logps = []
+    levels = iter(payload.take("B", slots - sum(count > 0 for count in counts)))
+    for count, first, span in zip(counts, top, width):
+        logps += [first - (next(levels) if slot else 0) * (span / 255) for slot in range(count)]
+    return ids, logps
+
+
+@pytest.mark.parametrize("encoding", ["exact", "compact"])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.6, "min_k": 2}])
+def test_a_reader_that_follows_the_page_reads_what_the_cache_says(build, documents, encoding, options):
+    data = documents(15)
+    cache = build(data, encoding=encoding, k=16, **options)
+    check(cache, data, cache.path)
+
+
+@pytest.mark.parametrize("encoding", ["exact", "compact"])
+def test_it_reads_version_1_too(encoding):
+    from qsft.teacher.cache import TeacherCache
+
+    home = Path(__file__).parent / "version1"
+    check(TeacherCache(home / encoding), json.loads((home / f"{encoding}.json").read_text()), home / encoding)
+
+
+def check(cache, data, path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    checksum = manifest.pop("checksum")
+    rendered = (json.dumps(manifest, indent=2, ensure_ascii=False) + "\n").encode()
+    assert hashlib.blake2b(rendered, digest_size=16).hexdigest() == checksum
+    found = {}
+    for shard in path.glob("*.safetensors"):
+        header, tensors = read_safetensors(shard)
+        assert header["identity"] == manifest["identity"]
+        assert [tensors[name][0] for name in ("keys", "rows", "offsets", "crc", "payload")] == [
+            "U8",
+            "I32",
+            "I64",
+            "U32",
+            "U8",
+        ]
+        n = tensors["keys"][1][0]
+        keys = [tensors["keys"][2][16 * i : 16 * i + 16] for i in range(n)]
+        rows = struct.unpack(f"<{n}i", tensors["rows"][2])
+        offsets = struct.unpack(f"<{n + 1}q", tensors["offsets"][2])
+        crcs = struct.unpack(f"<{n}I", tensors["crc"][2])
+        for i, key in enumerate(keys):
+            raw = tensors["payload"][2][offsets[i] : offsets[i + 1]]
+            assert zlib.crc32(key + struct.pack("<i", rows[i]) + raw) == crcs[i]
+            found[key] = decode(raw, rows[i], manifest)
+    for document in data:
+        positions = [t for t, label in enumerate(document["labels"]) if t and label != -100]
+        if not positions:
+            continue
+        mine = found[key_of(document)]
+        theirs = cache.lookup(document["input_ids"], document["labels"])
+        assert len(mine) == len(positions)
+        for row, (slots, label, tail) in enumerate(mine):
+            live = theirs.live[row]
+            assert list(slots) == theirs.ids[row][live].tolist()
+            assert list(slots.values()) == pytest.approx(theirs.logps[row][live].tolist(), rel=1e-3)
+            assert label == theirs.label_logp[row].item()
+            assert tail is None or tail == theirs.log_tail[row].item()
+
+
+def test_the_page_states_the_true_sizes_and_version():
+    from qsft.teacher.encoding import row_bytes
+    from qsft.teacher.shards import VERSION
+
+    text = PAGE.read_text()
+    assert f"format version {VERSION}" in text
+    for encoding in ("exact", "compact"):
+        assert f"{row_bytes(encoding, 64, 151_936):.0f} " in text

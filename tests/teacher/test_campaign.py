@@ -1,0 +1,142 @@
+"""Kills at random moments and damage to every file: resumed bit for bit, detected and named, or harmless.
+
+A few of each run always; `make test-slow` runs the campaign, whose counts are printed.
+"""
+
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture import build_cache
+from qsft.teacher.documents import Documents
+from qsft.teacher.shards import published
+from qsft.teacher.verify import verify_cache
+
+
+def few_and_many(few, many):
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+@pytest.fixture
+def capture(tmp_path, documents, tiny_model, tiny_tokenizer):
+    """Capture 150 documents into a directory, a shard per batch; `capture.data` are the documents."""
+    data, model = documents(150), tiny_model()
+    options = {"tokenizer": tiny_tokenizer, "progress": False, "k": 8, "batch_tokens": 64, "shard_bytes": 1}
+
+    def run(name, patience=1800.0):
+        return build_cache(data, model, tmp_path / name, patience=patience, **options)
+
+    run.data = data
+    return run
+
+
+@few_and_many(4, 60)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_capture_killed_at_any_moment_continues_bit_equal(count, processes, capture, content, fork, tmp_path, capsys):
+    """SIGKILL of one process of a capture; one that finished before starts again in an empty directory."""
+    rng, place = np.random.default_rng(), tmp_path / "killed"
+    start = time.monotonic()
+    want = content(capture("whole"), capture.data)
+    duration = time.monotonic() - start
+    outcomes = Counter()
+    while outcomes["killed"] < count:
+        ranks = [
+            fork(lambda: capture("killed", patience=1.0), RANK=str(rank), WORLD_SIZE=str(processes), MASTER_PORT="1")
+            for rank in range(processes)
+        ]
+        time.sleep(rng.uniform(0, duration / 3))
+        os.kill(ranks[rng.integers(processes)], signal.SIGKILL)
+        statuses = [os.waitpid(child, 0)[1] for child in ranks]
+        if any(os.WIFSIGNALED(status) for status in statuses):
+            outcomes["killed"] += 1
+            outcomes["left no manifest"] += not (place / "manifest.json").exists()
+            outcomes["others finished or gave up waiting"] += processes - 1
+        else:
+            outcomes["finished before its kill"] += 1
+            assert content(TeacherCache(place), capture.data) == want
+            shutil.rmtree(place)
+        if place.exists():
+            assert all(path.is_file() for path in published(place))
+    resumed = capture("killed")
+    assert content(resumed, capture.data) == want
+    assert resumed.verify().ok
+    with capsys.disabled():
+        print(f"\ncapture on {processes} processes: {dict(outcomes)}, resumed bit-equal")
+
+
+def flip(raw, rng):
+    place = int(rng.integers(len(raw)))
+    return raw[:place] + bytes([raw[place] ^ (1 << int(rng.integers(8)))]) + raw[place + 1 :]
+
+
+def zero(raw, rng):
+    start, stop = sorted(rng.integers(0, len(raw) + 1, 2))
+    return raw[:start] + bytes(stop - start) + raw[stop:]
+
+
+def shuffle(raw, rng):
+    middle = int(rng.integers(len(raw)))
+    return raw[middle:] + raw[:middle]
+
+
+DAMAGES = {
+    "flipped bit": flip,
+    "cut": lambda raw, rng: raw[: int(rng.integers(len(raw)))],
+    "grown": lambda raw, rng: raw + rng.bytes(int(rng.integers(1, 99))),
+    "zeroed range": zero,
+    "rotated": shuffle,
+    "empty": lambda raw, rng: b"",
+    "noise": lambda raw, rng: rng.bytes(len(raw)),
+    "deleted": lambda raw, rng: None,
+}
+
+
+@few_and_many(60, 1600)
+@pytest.mark.parametrize("encoding", ["exact", "compact"])
+def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documents, content, tiny_tokenizer, capsys):
+    data = documents(8, longest=8)
+    cache = build(data, encoding=encoding, k=4, shard_bytes=1, batch_tokens=16)
+    want, files = content(cache, data), sorted(cache.path.iterdir())
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    rng, outcomes = np.random.default_rng(), Counter()
+    for number in range(count):
+        path, (kind, damage) = files[number % len(files)], list(DAMAGES.items())[int(rng.integers(len(DAMAGES)))]
+        raw = path.read_bytes()
+        harmed = damage(raw, rng)
+        if harmed == raw:
+            continue
+        path.unlink() if harmed is None else path.write_bytes(harmed)
+        outcomes[judge(cache.path, path, data, want, content, tiny_tokenizer, kind)] += 1
+        if number % 40 == 0:  # what is dropped is computed again, and nothing is lost
+            verify_cache(cache.path).drop()
+            assert content(build(data, encoding=encoding, k=4, shard_bytes=1, batch_tokens=16), data) == want
+            files = sorted(cache.path.iterdir())
+        else:
+            path.write_bytes(raw)
+    assert verify_cache(cache.path).ok
+    with capsys.disabled():
+        print(f"\n{encoding}: {dict(outcomes)}")
+    assert outcomes["named"] > 0.6 * count
+
+
+def judge(directory, path, data, want, content, tokenizer, kind):
+    """named (verify says which file), or harmless (a deleted memory); what can still be read is right."""
+    report = verify_cache(directory)
+    named = path.name in report.problems
+    unlisted = kind == "deleted" and path.name == "complete.json"
+    assert named or unlisted, f"{kind} of {path.name} was not noticed"
+    try:
+        cache = TeacherCache(directory)
+        cache.check_student(tokenizer)
+        readable = not cache.missing(Documents(data))
+    except ValueError:
+        readable = False
+    if readable:
+        assert content(TeacherCache(directory), data) == want
+    return "named" if named else "harmless"

@@ -133,9 +133,9 @@ def escape(text: object) -> str:
     return html.escape(str(text), quote=True)
 
 
-def packed(text: str) -> str:
+def packed(text: str, level: int = 9) -> str:
     """Text as base64 of gzip, which the shell unpacks: nothing in it can end a script or start a tag."""
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=level, mtime=0)).decode()
 
 
 def static(package: str, name: str) -> str:

@@ -4,8 +4,9 @@ Pairing removes the problems' difficulty, which is most of the variance: two run
 their difference is certain.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from qsft import page
 from qsft.evals import stats
 from qsft.evals.eval_directory import EvalDirectory, graded_tasks, read_result
 from qsft.evals.published import read_published
+from qsft.evals.reader import page_with_reader
 from qsft.evals.report_page import paragraphs, points_with_intervals
 from qsft.evals.summary import Result, markdown_table, percent, with_interval
 from qsft.files import write_json, write_text
@@ -27,6 +29,7 @@ class Comparison:
     """What a comparison found. `summary` is what comparison.json holds; str(comparison) is its table."""
 
     summary: dict[str, Any]
+    results: Mapping[str, Mapping[str, Result]] = field(default_factory=dict, repr=False)  # run → task → responses
 
     def __str__(self) -> str:
         return to_markdown(self.summary)
@@ -36,7 +39,7 @@ class Comparison:
         directory = Path(directory)
         write_json(directory / "comparison.json", self.summary)
         write_text(directory / "comparison.md", str(self))
-        return write_comparison_page(self.summary, directory / "comparison.html")
+        return write_comparison_page(self, directory / "comparison.html")
 
 
 def compare(
@@ -51,7 +54,8 @@ def compare(
         raise ValueError("a comparison needs two runs or more, or one run and --paper RECIPE or --paper FILE.json.")
     published = read_published(paper) if paper is not None else None
     names = list(names or run_names(runs))
-    scores = {name: read_scores(Path(run)) for name, run in zip(names, runs, strict=True)}
+    found = {name: read_results(Path(run)) for name, run in zip(names, runs, strict=True)}
+    scores = {name: {task: problem_scores(one) for task, one in tasks.items()} for name, tasks in found.items()}
     tasks = [task for task in scores[names[0]] if all(task in one for one in scores.values())]
     if not tasks:
         has = "; ".join(f"{name} has {', '.join(one) or 'none'}" for name, one in scores.items())
@@ -65,11 +69,12 @@ def compare(
         "difference": {name: _differences(per_problem[names[0]], per_problem[name]) for name in names[1:]},
         "left_out": {task: max(len(scores[name][task]) for name in names) - len(shared[task]) for task in tasks},
         "paper": published.shares(tasks) if published else {},
-        "lenient": {name: lenient_scores(Path(run), shared) for name, run in zip(names, runs)} if published else {},
+        "lenient": {name: lenient_scores(found[name], shared) for name in names} if published else {},
+        "lengths": {name: response_lengths([found[name][task] for task in tasks]) for name in names},
         "paper_notes": list(published.notes) if published else [],
         "notes": unlike_settings(dict(zip(names, map(read_settings, map(Path, runs)), strict=True)), tasks),
     }
-    return Comparison(summary)
+    return Comparison(summary, {name: {task: one[task] for task in tasks} for name, one in found.items()})
 
 
 def run_names(runs: Sequence[str | Path]) -> list[str]:
@@ -82,9 +87,9 @@ def run_names(runs: Sequence[str | Path]) -> list[str]:
     raise ValueError(f"the same run is given twice: {', '.join(map(str, runs))}.")
 
 
-def read_scores(run: Path) -> dict[str, PerProblem]:
-    """The share of right samples per problem, per task, from a run's grades."""
-    return {task: problem_scores(read_result(run, task)) for task in graded_tasks(run)}
+def read_results(run: Path) -> dict[str, Result]:
+    """The graded responses of a run, per task."""
+    return {task: read_result(run, task) for task in graded_tasks(run)}
 
 
 def problem_scores(result: Result, *, lenient: bool = False) -> PerProblem:
@@ -94,17 +99,32 @@ def problem_scores(result: Result, *, lenient: bool = False) -> PerProblem:
     return {problem: float(np.mean(correct)) for problem, correct in samples.items()}
 
 
-def lenient_scores(run: Path, shared: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def lenient_scores(results: Mapping[str, Result], shared: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Accuracies by the lenient score, over the same problems as the strict ones."""
-    found = {task: problem_scores(read_result(run, task), lenient=True) for task in shared}
+    found = {task: problem_scores(results[task], lenient=True) for task in shared}
     return _accuracies({task: _values(found[task], problems) for task, problems in shared.items()})
+
+
+def response_lengths(results: Sequence[Result]) -> dict[str, float]:
+    """The lengths of responses pooled over tasks, in tokens, and the share cut off; empty where none was recorded."""
+    drawn = [generation for result in results for generation in result.generations]
+    tokens = np.array([one.tokens for one in drawn])
+    if not tokens.any():
+        return {}
+    p25, p75 = np.quantile(tokens, [0.25, 0.75])
+    cut = float(np.mean([one.finish == "length" for one in drawn]))
+    return {"mean": float(tokens.mean()), "p25": float(p25), "p75": float(p75), "truncated": cut}
 
 
 def read_settings(run: Path) -> dict[str, dict[str, Any]]:
     """How each task of a run was drawn, asked and read, as far as its settings.json says."""
     recorded = EvalDirectory(run).settings()
     return {
-        task: {**one["protocol"], **{name: one["about"][name] for name in ("backend", "dtype")}}
+        task: {
+            **one["protocol"],
+            **{name: one["about"][name] for name in ("backend", "dtype")},
+            **({"reading": one["reading"]} if one.get("reading") else {}),
+        }
         for task, one in recorded.items()
     }
 
@@ -167,6 +187,15 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[s
         title = f"Difference from {summary['baseline']}, paired by problem, points [95 % interval]"
         rows = [[name, *(_signed(cells[task]) for task in tasks)] for name, cells in summary["difference"].items()]
         found.append((title, ["", *tasks], rows))
+    lengths = {name: one for name, one in summary["lengths"].items() if one}
+    if lengths:
+        rows = [
+            [name, percent(summary["accuracy"][name]["macro"]["mean"]), f"{one['mean']:.0f}",
+             f"{one['p25']:.0f}–{one['p75']:.0f}", percent(one["truncated"])]
+            for name, one in lengths.items()
+        ]  # fmt: skip
+        columns = ["", "accuracy, %", "mean tokens", "25–75 % of responses", "cut off, %"]
+        found.append(("Response lengths over all tasks", columns, rows))
     return found
 
 
@@ -185,11 +214,56 @@ def _signed(estimate: Mapping[str, float]) -> str:
     return f"{mean}{'*' if certain else ''} [{low}, {high}]"
 
 
-def write_comparison_page(summary: Mapping[str, Any], path: Path) -> Path:
+def write_comparison_page(comparison: Comparison, path: Path) -> Path:
+    """Tables and plots, then every problem with the responses of all runs side by side, those that changed first."""
+    summary, results = comparison.summary, comparison.results
     body = "".join(page.table(columns, rows, title) for title, columns, rows in tables(summary))
     body += paragraphs(notes_of(summary))
     body += page.figure(difference_figure(summary), "Difference in accuracy, percentage points, with 95 % intervals")
-    return page.write_page(path, page.page("Comparison with " + summary["baseline"], body))
+    if any(summary["lengths"].values()):
+        body += page.figure(lengths_figure(summary), "Response length and accuracy: mean tokens, 25–75 % of responses")
+    if len(results) > 1:
+        caption = (
+            f"Each problem's share of right samples beside that of {summary['baseline']}; on the line nothing changed"
+        )
+        body += page.figure(problems_figure(results), caption, height=420)
+    return page.write_page(path, page_with_reader("Comparison with " + summary["baseline"], body, results))
+
+
+def lengths_figure(summary: Mapping[str, Any]) -> Any:
+    """Macro accuracy over the length of responses, one point per run, with the band of the middle half."""
+    import plotly.graph_objects as go
+
+    traces = []
+    for name, one in summary["lengths"].items():
+        if one:
+            band = {"type": "data", "array": [one["p75"] - one["mean"]], "arrayminus": [one["mean"] - one["p25"]]}
+            point = points_with_intervals([summary["accuracy"][name]["macro"]])
+            traces.append(go.Scatter(x=[one["mean"]], name=name, mode="markers", **point, error_x=band))
+    return go.Figure(traces, go.Layout(xaxis={"title": "tokens"}, yaxis={"title": "accuracy, %"}))
+
+
+def problems_figure(results: Mapping[str, Mapping[str, Result]]) -> Any:
+    """Every problem as a point: its share of right samples in the first run and in another."""
+    import plotly.graph_objects as go
+
+    (_, first), *others = results.items()
+    traces = [go.Scatter(x=[0, 100], y=[0, 100], mode="lines", showlegend=False, hoverinfo="skip",
+                         line={"dash": "dot", "color": page.GREY})]  # fmt: skip
+    for name, run in others:
+        pairs = Counter(
+            (round(100 * before[problem], 2), round(100 * after[problem], 2))
+            for task in first
+            for before, after in [(problem_scores(first[task]), problem_scores(run[task]))]
+            for problem in before
+            if problem in after
+        )
+        size = [4 + 3 * float(np.sqrt(count)) for count in pairs.values()]
+        text = [f"{count} problems" for count in pairs.values()]
+        x, y = zip(*pairs, strict=True)
+        traces.append(go.Scatter(x=x, y=y, text=text, name=name, mode="markers", marker={"size": size, "opacity": 0.6}))
+    axes = {"xaxis": {"title": f"{next(iter(results))}, %"}, "yaxis": {"title": "the other, %"}}
+    return go.Figure(traces, go.Layout(**axes))
 
 
 def difference_figure(summary: Mapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from qsft import page
+from qsft.evals.reader import page_with_reader
 from qsft.evals.summary import COLUMNS, Report, Result, notes_of, table_rows
 
 BINS = 40
@@ -21,7 +22,7 @@ def write_report_page(report: Report, path: Path, title: str) -> None:
     body += page.figure(length_figure(list(report.results.values())), "Response lengths of right and wrong answers")
     if any(task["samples"] > 1 for task in tasks.values()):
         body += page.figure(pass_figure(tasks), "pass@k: at least one of k samples is right")
-    page.write_page(path, page.page(title, body))
+    page.write_page(path, page_with_reader(title, body, {title: report.results}))
 
 
 def paragraphs(lines: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Reports, pages and comparisons: numbers from known grades."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from qsft.evals.protocol import Protocol
 from qsft.evals.report_page import write_report_page
 from qsft.evals.request import Generation
 from qsft.evals.summary import Result, make_report, task_numbers
+from qsft.evals.tasks import Problem
 
 
 def make_result(task, correct, tokens=10):
@@ -68,13 +70,55 @@ def test_the_page_holds_text_as_text(tmp_path):
     assert len(page.encode()) < 3_000_000
 
 
+def a_result(task="t", right=(1, 0, 0, 1)):
+    """Two problems with two samples each: right, cut off, without an answer, right by the lenient score only."""
+    problems = [Problem("p", "What is <b>1 + 1</b>?", "2"), Problem("q", "And 2 + 2?", "4", {"A": "4", "B": "5"})]
+    finish, answers = ("stop", "length", "stop", "stop"), ("2", "3", None, "4")
+    generations = [Generation("pq"[i // 2], i % 2, f"</script>text {i}", 10 + i, finish[i]) for i in range(4)]
+    grades = [Grade(bool(right[i]), i != 1, answers[i]) for i in range(4)]
+    return Result(task, 2, generations, grades, problems)
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [True, False], ids=["dark", "light"])
-def test_a_browser_without_network_draws_every_plot(tmp_path, browser, dark):
-    report = make_report([make_result("a", TABLE), make_result("b", TABLE)], {}, {})
+def test_a_person_can_read_filter_and_search_responses(tmp_path, browser, dark):
+    report = make_report([a_result(), a_result("u")], {}, {})
     write_report_page(report, tmp_path / "page.html", "title")
     browser.open(tmp_path / "page.html", dark=dark)
     assert len(browser.all(".plot .main-svg")) >= 3
+    assert browser.text("#reader-count") == "4 problems, 8 responses · page 1 of 1"
+    assert "What is <b>1 + 1</b>?" in browser.text(".problem")
+    kept = {"wrong": "4", "none": "2", "cut": "2", "differ": "2", "right": "4"}
+    for name, count in kept.items():
+        browser.js("const s = arguments[0]; s.value = arguments[1]; s.dispatchEvent(new Event('change'))",
+                   browser.one("#reader-filter"), name)  # fmt: skip
+        assert wait_for(lambda count=count: f", {count} responses" in browser.text("#reader-count") or None)
+    browser.one("#reader-search").send_keys("text 3")
+    assert wait_for(lambda: "2 problems, 2 responses" in browser.text("#reader-count") or None)
+    browser.one(".response summary").click()
+    assert "</script>text" in browser.text(".response pre")
+
+
+def wait_for(found, seconds=30):
+    until = time.monotonic() + seconds
+    while (value := found()) is None and time.monotonic() < until:
+        time.sleep(0.05)
+    return value
+
+
+@pytest.mark.browser
+def test_a_comparison_shows_what_changed_side_by_side(tmp_path, browser):
+    for name, right in (("a", (1, 0, 0, 1)), ("b", (1, 1, 0, 1))):
+        files, result = EvalDirectory(tmp_path / name), a_result(right=right)
+        list(files.append("t", {}, result.generations))
+        files.write_result(result)
+    comparison = compare([tmp_path / "a", tmp_path / "b"])
+    assert comparison.summary["lengths"]["a"] == {"mean": 11.5, "p25": 10.75, "p75": 12.25, "truncated": 0.25}
+    assert "| b | 75.0 | 12 | 11–12 | 25.0 |" in str(comparison)
+    browser.open(comparison.write(tmp_path / "out"))
+    assert len(browser.all(".plot .main-svg")) >= 3
+    assert browser.text("#reader-count") == "1 problems, 4 responses · page 1 of 1"
+    assert [side.text.splitlines()[0] for side in browser.all(".side")] == ["a: 50 % of 2 right", "b: 100 % of 2 right"]
 
 
 def write_run(directory, tasks):

@@ -13,16 +13,18 @@ from qsft.demo.demonstration import most_instructive
 from qsft.demo.foundation import make_models
 from qsft.demo.measure import Measurement, measure
 from qsft.demo.methods import Method
-from qsft.demo.results import BASE, TEACHER, Results, SeedResult
+from qsft.demo.results import BASE, TEACHER, TOKENS, Results, SeedResult
 from qsft.demo.scenario import Scenario, demonstrations
 from qsft.demo.training import Phases, fit, load, save
 from qsft.demo.vocabulary import make_tokenizer
+from qsft.explore.tokens import tokens_page, xray
+from qsft.page import write_page
 from qsft.progress import quiet_libraries
 from qsft.targets.zoo import make_target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
 
-CANDIDATES = 128  # demonstrations among which the one to show is chosen
+CANDIDATES, COLOURED = 128, 12  # demonstrations among which the one to show is chosen; on the page of tokens
 Memory = dict[tuple[int, float, str], tuple[Path, Measurement]]  # seed, noise, method → what no teacher can change
 
 
@@ -67,14 +69,20 @@ def run_seed(scenario: Scenario, methods: Sequence[Method], out: Path, phases: P
         places[method.label], models[method.label] = place, measure_model(method.label, place, scenario, phases)
         if "teacher" not in method.target.needs:
             memory[key] = place, models[method.label]
-    shown = data.select(range(min(CANDIDATES, len(data))))
+    target, shown = make_target("target"), data.select(range(min(CANDIDATES, len(data))))
+    coloured = xray(load(base), make_tokenizer(), shown, target, cache, n=COLOURED)
+    tokens = write_page(out / "tokens.html", tokens_page(coloured, title="Demonstrations, token by token"))
     return SeedResult(
         scenario=scenario,
         models=models,
         knows={label: knowledge(load(place)) for label, place in places.items()},
         closed_form=compare(scenario, methods, places),
-        demonstration=most_instructive(load(base), shown, cache, make_target("target")),
-        places={"teacher cache": str(cache.path), **{label: str(place) for label, place in places.items()}},
+        demonstration=most_instructive(load(base), shown, cache, target),
+        places={
+            TOKENS: str(tokens),
+            "teacher cache": str(cache.path),
+            **{label: str(place) for label, place in places.items()},
+        },
         seconds=phases.seconds,
     )
 

@@ -16,7 +16,7 @@ from qsft.demo.scenario import Scenario
 from qsft.demo.solutions import ERRORS
 from qsft.evals.stats import Estimate, paired_difference, standard_error
 
-BASE, TEACHER = "base", "teacher"
+BASE, TEACHER, TOKENS = "base", "teacher", "page of tokens"
 
 
 @dataclass(frozen=True)

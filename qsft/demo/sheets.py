@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from qsft.demo.contexts import KINDS
-from qsft.demo.demonstration import Demonstration
-from qsft.demo.results import BASE, Results
+from qsft.demo.results import BASE, TOKENS, Results
 from qsft.demo.solutions import ERRORS
 
 
@@ -40,7 +39,7 @@ class Sheet:
 
 def sheets(results: Results) -> list[Sheet]:
     """All tables, in the order in which they are read."""
-    return [accuracy(results), first_errors(results), theory(results), demonstration(results.seeds[0].demonstration)]
+    return [accuracy(results), first_errors(results), theory(results), demonstration(results)]
 
 
 def accuracy(results: Results) -> Sheet:
@@ -107,8 +106,9 @@ def theory(results: Results) -> Sheet:
     )
 
 
-def demonstration(shown: Demonstration) -> Sheet:
-    """One demonstration token by token."""
+def demonstration(results: Results) -> Sheet:
+    """One demonstration token by token, and where more of them are."""
+    shown = results.seeds[0].demonstration
     slips = any(token.slip for token in shown.tokens)
     return Sheet(
         "One demonstration, token by token",
@@ -125,7 +125,7 @@ def demonstration(shown: Demonstration) -> Sheet:
         ],
         "p_θ: the base before fine-tuning; p_T: the teacher; γ: how far Target-SFT trusts the token; top of Q: "
         "the likeliest word of its target. rescue: the base finds the token unlikely, the teacher does not; filter: "
-        "both find it unlikely.",
+        f"both find it unlikely. More of them, coloured: {results.seeds[0].places[TOKENS]}",
     )
 
 

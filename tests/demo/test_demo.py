@@ -47,6 +47,12 @@ def test_the_page_holds_the_tables_and_asks_for_nothing(out):
     assert 'class="plot"' in page
 
 
+def test_demonstrations_are_coloured_by_the_x_ray_of_explore(out):
+    page = (out / "seed-0" / "tokens.html").read_text()
+    assert "Demonstrations, token by token" in page
+    assert str(out / "seed-0" / "tokens.html") in (out / "index.html").read_text()
+
+
 def test_models_can_be_loaded_by_anybody(out):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,18 +1,24 @@
 """The head alone: ours against bare matmuls, TRL's fused head and full logits; forward and backward, all labelled.
 
 Times are interleaved (one round of all methods after the other) and given as ratios of medians; the extra memory is the
-high-water mark of a fresh process minus what it held before the call.
+high-water mark of a fresh process (on a GPU: of its allocator) minus what it held before the call. With a GPU it runs
+there, in bf16 and at the shapes of real models, with Liger's head too if `liger-kernel` is installed.
 """
 
 import argparse
 import json
 import random
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,6 +48,13 @@ SHAPES = {
     "smollm": Shape(2048, 576, 49_152, "float32"),
     "smollm-bf16": Shape(512, 576, 49_152, "bfloat16"),
 }
+GPU_SHAPES = {  # run when there is a GPU, where the CPU's are not
+    "llama-8b": Shape(8192, 4096, 128_256, "bfloat16"),
+    "published": Shape(8192, 4096, 151_936, "bfloat16"),
+    "qwen-1.5b": Shape(16_384, 1536, 151_936, "bfloat16"),
+}
+ALL_SHAPES = SHAPES | GPU_SHAPES
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Inputs:
@@ -49,20 +62,20 @@ class Inputs:
         g = torch.Generator().manual_seed(0)
         dtype = getattr(torch, shape.dtype)
         n, h, v = shape.tokens, shape.hidden, shape.vocabulary
-        self.hidden = torch.randn(n, h, generator=g).to(dtype).requires_grad_()
-        self.weight = (torch.randn(v, h, generator=g) * 0.02).to(dtype).requires_grad_()
-        self.labels = torch.randint(v, (n,), generator=g)
-        logps = torch.randn(n, K, generator=g).log_softmax(-1) - 0.05
-        self.teacher = TopK(torch.randint(v, (n, K), generator=g), logps, logps[:, 0])
-        self.side = SideInputs(ref_logp=logps[:, 0], document=torch.arange(n) // 64)
+        self.hidden = torch.randn(n, h, generator=g).to(DEVICE, dtype).requires_grad_()
+        self.weight = (torch.randn(v, h, generator=g) * 0.02).to(DEVICE, dtype).requires_grad_()
+        self.labels = torch.randint(v, (n,), generator=g).to(DEVICE)
+        logps = (torch.randn(n, K, generator=g).log_softmax(-1) - 0.05).to(DEVICE)
+        self.teacher = TopK(torch.randint(v, (n, K), generator=g).to(DEVICE), logps, logps[:, 0])
+        self.side = SideInputs(ref_logp=logps[:, 0], document=torch.arange(n, device=DEVICE) // 64)
 
 
 def bare_matmuls(x: Inputs) -> None:
     """The three products nobody can avoid, in the chunks that our head uses."""
-    chunk = tokens_per_chunk(len(x.labels), len(x.weight), torch.float32)
+    chunk = tokens_per_chunk(len(x.labels), len(x.weight), torch.float32, x.weight.shape[-1])
     with torch.no_grad():
         grad_weight, grad_hidden = torch.empty_like(x.weight), torch.empty_like(x.hidden)
-        tile = torch.empty(chunk, len(x.weight), dtype=x.weight.dtype)
+        tile = x.weight.new_empty(chunk, len(x.weight))
         for start in range(0, len(x.labels), chunk):
             h = x.hidden[start : start + chunk]
             z = torch.mm(h, x.weight.t(), out=tile[: len(h)])
@@ -81,6 +94,13 @@ def trl_head(x: Inputs) -> None:
     (-log_probs.sum()).backward()
 
 
+def liger_head(x: Inputs) -> None:
+    """Liger's fused linear cross-entropy (plain SFT)."""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    liger_fused_linear_cross_entropy(x.hidden, x.weight, x.labels, reduction="sum").backward()
+
+
 def full_logits_sft(x: Inputs) -> None:
     logits = (x.hidden @ x.weight.t()).float()
     torch.nn.functional.cross_entropy(logits, x.labels, reduction="sum").backward()
@@ -90,9 +110,11 @@ def full_logits_target(x: Inputs) -> None:
     target_loss((x.hidden @ x.weight.t()).float(), x.labels, make_target("target"), x.teacher).backward()
 
 
-def ours(name: str) -> Callable[[Inputs], None]:
+def ours(name: str, head_kernel: str = "auto") -> Callable[[Inputs], None]:
     def run(x: Inputs) -> None:
-        fused_target_loss(x.hidden, x.weight, x.labels, make_target(name), x.teacher, side=x.side).loss.backward()
+        fused_target_loss(
+            x.hidden, x.weight, x.labels, make_target(name), x.teacher, side=x.side, head_kernel=head_kernel
+        ).loss.backward()
 
     return run
 
@@ -104,13 +126,24 @@ METHODS: dict[str, Callable[[Inputs], None]] = {
     "full logits, Target-SFT": full_logits_target,
     **{f"qsft {name}": ours(name) for name in OURS},
 }
+if DEVICE == "cuda":
+    METHODS["qsft target, no kernels"] = ours("target", "torch")
+    if find_spec("liger_kernel"):
+        METHODS["Liger fused head"] = liger_head
 
 
 def seconds(method: str, x: Inputs) -> float:
     x.hidden.grad = x.weight.grad = None
+    _wait()
     start = time.perf_counter()
     METHODS[method](x)
+    _wait()
     return time.perf_counter() - start
+
+
+def _wait() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def megabytes(method: str, shape: str) -> float:
@@ -120,7 +153,7 @@ def megabytes(method: str, shape: str) -> float:
 
 
 def measure(key: str, repeats: int) -> dict[str, object]:
-    x = Inputs(SHAPES[key])
+    x = Inputs(ALL_SHAPES[key])
     times: dict[str, list[float]] = {method: [] for method in METHODS}
     for round_ in range(repeats + 1):  # the first round warms up
         for method in random.sample(list(METHODS), len(METHODS)):  # what ran before leaves its mark on the memory
@@ -138,24 +171,67 @@ def measure(key: str, repeats: int) -> dict[str, object]:
         }
         for method in METHODS
     }
-    return {"shape": asdict(SHAPES[key]), "methods": rows}
+    return {"shape": asdict(ALL_SHAPES[key]), "device": _device_name(), "methods": rows}
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+
+
+def kernel_resources() -> dict[str, dict[str, Any]]:
+    """Registers, spills and shared memory of both kernels, compiled here for three GPUs; no GPU is needed."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from qsft.losses import kernels
+
+    rows = {}
+    for kernel, written in ((kernels.row_statistics_kernel, "*fp32"), (kernels.write_gradient_kernel, "*bf16")):
+        types = {"tile": "*fp32", "grad": written, "best_out": "*i64", "scale": "fp32", "softcap": "fp32"}
+        types |= dict.fromkeys(("size", "row_stride", "grad_stride"), "i32")
+        fixed = {"bias": None, "HAS_BIAS": False, "CAPPED": False, "BLOCK": kernels.BLOCK}
+        signature = {n: "constexpr" if n in fixed else types.get(n, "*fp32") for n in kernel.arg_names}
+        source = ASTSource(kernel, signature, {(kernel.arg_names.index(n),): value for n, value in fixed.items()})
+        for capability in (80, 90, 100):
+            target = GPUTarget("cuda", capability, 32)
+            built = compile(source, target=target, options={"num_warps": kernels.WARPS})
+            rows[f"{kernel.__name__} sm_{capability}"] = _resources(built.asm["cubin"])
+    return rows
+
+
+def _resources(cubin: bytes) -> dict[str, Any]:
+    """What `cuobjdump -res-usage`, which comes with triton, says of a compiled kernel."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", text))
+    return {"registers": found["REG"], "spilled bytes": found["LOCAL"], "shared bytes": found["SHARED"]}
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument(
+        "--shapes", nargs="+", default=list(GPU_SHAPES if DEVICE == "cuda" else SHAPES), choices=list(ALL_SHAPES)
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", metavar="METHOD", help="print the peak extra memory of one call, in MB")
     parser.add_argument("--json", default="benchmarks/results/head.json")
     args = parser.parse_args(argv)
     if args.memory:
-        x = Inputs(SHAPES[args.shapes[0]])
+        x = Inputs(ALL_SHAPES[args.shapes[0]])
         print(json.dumps(extra_memory(lambda: METHODS[args.memory](x)) / 2**20))
         return
     results = {}
     for key in args.shapes:
         results[key] = measure(key, args.repeats)
-        print_table(f"head: {SHAPES[key].name}", results[key]["methods"])
+        print_table(f"head on {_device_name()}: {ALL_SHAPES[key].name}", results[key]["methods"])
+    if find_spec("triton"):
+        results["kernels"] = kernel_resources()
+        print_table("the two kernels, compiled", results["kernels"])
     write_json(args.json, results)
 
 

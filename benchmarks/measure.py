@@ -21,7 +21,15 @@ def status_bytes(field: str) -> int:
 
 
 def extra_memory(call: Callable[[], object]) -> int:
-    """Bytes that `call` needed beyond what the process held before it; meant for a fresh process."""
+    """Bytes that `call` needed beyond what the process held before it; meant for a fresh process.
+
+    With a GPU they are those of its memory.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - held
     Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     before = status_bytes("VmRSS")
     call()

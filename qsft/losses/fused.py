@@ -29,6 +29,7 @@ from qsft.losses.matmuls import (
     write_product,
 )
 from qsft.losses.positions import LabelTokens
+from qsft.losses.scores import chunked_label_logps
 from qsft.losses.slots import kernel_tile
 from qsft.losses.sums import SUM_NAMES, token_sums
 from qsft.targets.induced import LossTarget
@@ -95,7 +96,12 @@ def fused_target_loss(
             hidden = labels.rows(hidden)
             teacher = None if teacher is None else teacher[labels.index]
             side = None if side is None else side[labels.index]
-    _check(weight, labels, teacher)
+    labels.check(len(weight))
+    if isinstance(teacher, TopK) and teacher.ids.shape[-1] > len(weight):
+        raise ValueError(
+            f"the teacher gives {teacher.ids.shape[-1]} tokens per position, but the vocabulary has only "
+            f"{len(weight)}. Ask for a smaller top-k."
+        )
     stats = torch.promote_types(torch.float32, hidden.dtype)
     # Inside a Function grad mode is always off and needs_input_grad ignores no_grad, so it is decided out here.
     enabled = torch.is_grad_enabled()
@@ -113,26 +119,6 @@ def fused_target_loss(
         head_kernel=head_kernel,
     )
     return FusedOutput(*_FusedTargetLoss.apply(hidden, weight, bias, spec))
-
-
-def fused_label_logps(
-    hidden: Float[Tensor, "N H"],
-    weight: Float[Tensor, "V H"],
-    labels: Int[Tensor, " N"] | LabelTokens,
-    *,
-    bias: Float[Tensor, " V"] | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    chunk: int | None = None,
-) -> Float[Tensor, " N"]:
-    """log p_y of every label, without gradient and without full logits: one matmul in chunks."""
-    labels = LabelTokens.of(labels) if isinstance(labels, Tensor) else labels
-    _check(weight, labels, None)
-    stats = torch.promote_types(torch.float32, hidden.dtype)
-    chunk = chunk or tokens_per_chunk(len(hidden), len(weight), stats)
-    compute, projection = compute_dtype(hidden, weight), Projection(softcap, logit_scale)
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        return _label_logps(hidden.to(compute), weight.to(compute), bias, labels.labels, projection, chunk, stats)
 
 
 class _FusedTargetLoss(torch.autograd.Function):
@@ -157,7 +143,13 @@ class _FusedTargetLoss(torch.autograd.Function):
             )
         gradients, ctx.gradients = ctx.gradients, None
         # Multiplied in float32 before the cast: a GradScaler's factor must not overflow float16 on the way.
-        return (*(None if g is None else g.mul_(grad_loss).to(d) for g, d in zip(gradients, ctx.dtypes)), None)
+        return (*(None if g is None else _scaled(g, grad_loss, d) for g, d in zip(gradients, ctx.dtypes)), None)
+
+
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """gradient·factor in `dtype`, in one pass; the gradient is used up."""
+    out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
+    return torch.mul(gradient, factor, out=out)
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -166,7 +158,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> tuple[Tensor, Tensor, Gradients]:
     h_all, w = hidden.to(spec.compute), weight.to(spec.compute)
     scores = (h_all, w, bias, spec.labels, spec.projection, spec.chunk, spec.stats)
-    spec = replace(spec, side=spec.target.prepare(spec.side, spec.teacher, lambda: _label_logps(*scores)))
+    spec = replace(spec, side=spec.target.prepare(spec.side, spec.teacher, lambda: chunked_label_logps(*scores)))
     # Every row is written by the chunks below, the first of which overwrites; without any chunk they must be zeros.
     allocate = torch.empty_like if len(hidden) else torch.zeros_like
     grads: Gradients = tuple(  # type: ignore[assignment]
@@ -233,24 +225,3 @@ def _accumulate(grads: Gradients, grad: Float[Tensor, "n V"], h: Tensor, w: Tens
     if grad_weight is not None:
         wide = w.dtype == torch.float16  # see add_product
         add_product(grad_weight, (grad if wide else narrow).t(), h, first=start == 0)
-
-
-def _label_logps(
-    h: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, projection: Projection, chunk: int, stats: torch.dtype
-) -> Float[Tensor, " N"]:
-    tile = h.new_empty((min(chunk, len(h)), len(w)), dtype=stats)
-    size = rows_per_block(len(w), stats, h.device.type)
-    logps = [h.new_empty(0, dtype=stats)]
-    for h_chunk, y in zip(h.split(chunk), labels.split(chunk)):
-        z = projection(h_chunk, w, bias, out=tile[: len(h_chunk)])
-        logps += [TokenView.of(*block).label_logp for block in zip(z.split(size), y.split(size))]
-    return torch.cat(logps)
-
-
-def _check(weight: Tensor, labels: LabelTokens, teacher: TopK | Full | None) -> None:
-    labels.check(len(weight))
-    if isinstance(teacher, TopK) and teacher.ids.shape[-1] > len(weight):
-        raise ValueError(
-            f"the teacher gives {teacher.ids.shape[-1]} tokens per position, but the vocabulary has only "
-            f"{len(weight)}. Ask for a smaller top-k."
-        )

@@ -23,8 +23,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from qsft.losses.fused import fused_label_logps, fused_target_loss
+from qsft.losses.fused import fused_target_loss
 from qsft.losses.positions import LabelTokens
+from qsft.losses.scores import fused_label_logps
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.view import SideInputs, TopK

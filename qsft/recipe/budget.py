@@ -9,6 +9,7 @@ import torch
 
 from qsft.data.sources import SOURCES
 from qsft.recipe.dry_run import optimiser_steps
+from qsft.recipe.head_cost import head_lines
 from qsft.recipe.job import Job, configure
 from qsft.recipe.memory import STRATEGIES, Memory, head_bytes
 from qsft.recipe.offline import LABEL_TOKENS, known_config
@@ -46,6 +47,7 @@ class Plan:
     cache_row_bytes: float
     memory: dict[str, Memory]
     full_logits: int
+    head_shape: tuple[int, int, int]  # label tokens of a micro-batch at most, hidden size, vocabulary
 
 
 def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
@@ -55,7 +57,10 @@ def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
     corpus = survey(job)
     steps = optimiser_steps(job, corpus.documents)
     memory, full_logits = memory_plan(job, config, gpus, corpus)
-    return Plan(job, corpus, steps, cache_bytes(job, config, corpus), cache_row_bytes(job, config), memory, full_logits)
+    text = config.get_text_config()
+    head_shape = (corpus.most_labels * job.args.per_device_train_batch_size, text.hidden_size, text.vocab_size)
+    cache = cache_bytes(job, config, corpus), cache_row_bytes(job, config)
+    return Plan(job, corpus, steps, *cache, memory, full_logits, head_shape)
 
 
 def model_shape(job: Job) -> "PretrainedConfig":
@@ -144,6 +149,7 @@ def lines(plan: Plan) -> Iterator[tuple[str, Any]]:
     per_gpu, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     product = f"{per_gpu} per GPU × {accumulation} accumulation × {plan.job.processes} GPUs"
     yield "batch", f"{product}, rows of at most {corpus.longest} tokens"
+    yield from head_lines(*plan.head_shape)
     yield "full logits", f"would have taken {size(plan.full_logits)} instead of the head tile below"
 
 

@@ -40,7 +40,9 @@ COMMANDS = {
     ),
     "qsft eval runs/numina_qwen_math_1p5b-sft --tasks math500,aime24 --protocol paper-math": SAMPLES,
     "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target": "",
-    # A random model answers nothing right, so every response is taken; tests/data/curate verifies for real.
+    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target --paper numina_qwen_math_1p5b": "",
+    "qsft report": "",
+    # A random model answers nothing right, so every response is taken; tests/curate verifies for real.
     "qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --n 8": (
         f"{TINY} --n 2 --max_new_tokens 64 --temperature 3 --verifier readme:takes_everything"
     ),
@@ -64,6 +66,14 @@ MENTIONED = {
     "qsft demo --wrong-teacher": "--quick --targets dft target",
     "qsft demo --methods rft,star,grape,critical": "--help",  # minutes: a slow test of tests/demo runs it
     "qsft explore alignment": "--help",  # the block has it whole
+    "qsft explore tokens": "--help",
+    "qsft explore targets": "--help",
+    "qsft report": "--help",
+    "qsft plan RECIPE": "--help",
+    "qsft compare base RUN RUN": "--help",
+    "qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target": "--dry_run",
+    "qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid,target eta=0.2,0.5,1.0 c=0.2,0.5,0.8,1.0": "--dry_run",
+    "qsft sweep openr1_qwen_math_1p5b --grid target=target_constant,target_mixture c=0.2,0.5,1.0": "--dry_run",
 }
 
 # The same for snippets: text → text. Every one must be found in the snippet it is for.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qsft.files import shown
 from qsft.recipe.relaunch import split_words
 from qsft.targets.view import IGNORED
+from qsft.teacher.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from qsft.recipe.job import Job
@@ -71,10 +72,11 @@ def optimiser_steps(job: "Job", rows: int) -> int | str:
 def teacher(job: "Job") -> Iterator[tuple[str, Any]]:
     """The target, and how much of what it reads is cached already."""
     yield "target", job.target
-    if job.target.role is None:
+    role = job.target.role
+    if role is None:
         yield "teacher", "not read by this target"
         return
-    yield "teacher", job.args.teacher_model_name_or_path
+    yield role, getattr(job.args, f"{role}_model_name_or_path")
     yield "cache", "none: the teacher runs in every step" if job.args.teacher_live else cache_state(job)
 
 
@@ -83,14 +85,14 @@ def cache_state(job: "Job") -> str:
     from qsft.teacher.cache import TeacherCache
 
     path = job.cache_path
-    if not (path / "manifest.json").exists():
-        return f"{path}: missing; the first run builds it"
+    if path is None or not (path / MANIFEST).exists():
+        return f"{shown(path or 'none')}: missing; the first run builds it"
     if job.args.packing or "input_ids" not in job.data.dataset.column_names:
-        return f"{path}: {len(TeacherCache(path)):,} documents; which are missing is known after preparation"
+        return f"{shown(path)}: {len(TeacherCache(path)):,} documents; which are missing is known after preparation"
     cache, cut = TeacherCache(path), slice(None, job.args.max_length)
     held = [cache.has(row["input_ids"][cut], row["labels"][cut]) for row in job.data.dataset]
     state = "complete" if all(held) else f"{len(held) - sum(held):,} missing; the next run adds them"
-    return f"{path}: {sum(held):,} of {len(held):,} documents, {state}"
+    return f"{shown(path)}: {sum(held):,} of {len(held):,} documents, {state}"
 
 
 def next_steps(job: "Job") -> str:

@@ -115,10 +115,12 @@ class Job:
         """Sequences per optimiser step over all processes."""
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self.processes
 
-    @property
-    def cache_path(self) -> Path:
-        """Where the teacher's cache is, or will be."""
-        return Path(self.args.teacher_cache or Path(str(self.args.output_dir), "teacher_cache"))
+    @cached_property
+    def cache_path(self) -> Path | None:
+        """Where the cache of what the target reads is, or will be: the teacher's, or the reference's."""
+        from qsft.train.teacher import cache_directory
+
+        return cache_directory(self.target, self.args, str(self.model.model_name_or_path), self.tokenizer)
 
     def trainer(self, **kwargs: Any) -> "TargetSFTTrainer":
         """The trainer; making it builds or completes the teacher's cache, on all processes."""
@@ -143,12 +145,14 @@ class Job:
         A cache that is there is read, not added to. Without one the drawn rows go into a cache beside it, which the
         next draw adds to: the run's own stays untouched until the run fills it.
         """
-        args = copy(self.args)
-        if (self.cache_path / MANIFEST).is_file():
-            args.teacher_cache, args.teacher_model_name_or_path = str(self.cache_path), None
+        args, cache = copy(self.args), self.cache_path
+        if cache is not None and (cache / MANIFEST).is_file():
+            args.teacher_cache, args.teacher_model_name_or_path = str(cache), None
             args.teacher_missing = "self"
-        else:
-            args.teacher_cache = f"{self.cache_path}-sample"
+        elif cache is not None:
+            args.teacher_cache = f"{cache}-sample"
+            if self.target.role == "reference" and args.reference_model_name_or_path != "teacher":
+                args.teacher_model_name_or_path = None  # beside a teacher model the cache would be the teacher's
         return replace(self, args=args, draw=(n, seed))
 
 

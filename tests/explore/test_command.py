@@ -61,6 +61,7 @@ def recipe(tmp_path, models):
         "teacher_model_name_or_path": str(teacher),
         "dataset": str(data),
         "output_dir": str(tmp_path / "out"),
+        "teacher_cache": str(tmp_path / "cache"),
         "teacher_top_k": 8,
         "max_length": 32,
         "use_cpu": True,

@@ -76,6 +76,24 @@ def test_baselines_by_one_word(target, tiny_run):
     assert (tiny.folder / "cache").exists() == (target == "kd_hybrid")
 
 
+def test_anchor_rows_read_the_student_before_training_and_both_caches_stay(tiny_run, monkeypatch, capsys):
+    tiny = tiny_run("numina")
+    monkeypatch.setenv("QSFT_CACHE", str(tiny.folder / "home"))
+    found = {}
+    for target in ("target", "asft", "kd_hybrid"):
+        words = [*tiny.words, "--target", target, "--max_steps", "1", "--output_dir", str(tiny.folder / target)]
+        assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
+        capsys.readouterr()
+        assert train(read_recipe("numina_qwen_math_1p5b", [*words, "--dry_run"])) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  cache "))
+        assert line.endswith("documents, complete")
+        found[target] = Path(line.split()[1].rstrip(":"))
+    assert found["target"] == found["kd_hybrid"] == tiny.folder / "cache"
+    assert found["asft"].is_relative_to(tiny.folder / "home")
+    rows = [TeacherCache(found[target]).vocab_size for target in ("target", "asft")]
+    assert rows == [384, 320]  # the teacher's head and the student's
+
+
 def python_main(recipe, words, monkeypatch):
     """`python recipes/NAME.yaml words …` without a new interpreter; its exit code."""
     monkeypatch.setattr(sys, "argv", [str(recipe), *words])

@@ -216,7 +216,7 @@ def test_runs_with_other_hyper_parameters_go_apart(words, directory):
 def test_the_default_target_is_the_trainers():
     from qsft.train.config import TargetSFTConfig
 
-    assert TargetSFTConfig.target == DEFAULT_TARGET
+    assert TargetSFTConfig("unused", use_cpu=True, bf16=False).target == DEFAULT_TARGET
 
 
 NESTED = "a: " + "[" * 3000 + "]" * 3000

@@ -114,7 +114,7 @@ def memory_plan(job: Job, config: "PretrainedConfig", gpus: int, corpus: Corpus)
 
     mixed = torch.bfloat16 if job.args.bf16 else torch.float16 if job.args.fp16 else None
     given = job.model.dtype
-    dtype = getattr(torch, given) if given not in (None, "auto") else config.dtype or torch.float32
+    dtype: Any = getattr(torch, given) if given not in (None, "auto") else config.dtype or torch.float32
     step = Step(
         job.args.per_device_train_batch_size, corpus.longest, dtype, mixed, bool(job.args.gradient_checkpointing)
     )

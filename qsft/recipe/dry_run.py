@@ -97,14 +97,14 @@ def cache_state(job: "Job") -> str:
 
 def next_steps(job: "Job") -> str:
     """Where the model is and how to measure it, by the tasks and the protocol of its recipe where it has them."""
-    place = shown(job.args.output_dir)
+    place = shown(job.recipe.output_dir)
     tasks = [] if job.settings.eval_tasks else ["--tasks", "math"]
     return f"\nThe model is in {place}. Evaluate it with\n  {shlex.join(['qsft', 'eval', place, *tasks])}"
 
 
 def resume_command(job: "Job", step: int) -> str:
     """What to type to continue a run that was stopped."""
-    checkpoint = f"{shown(job.args.output_dir)}/checkpoint-{step}"
+    checkpoint = f"{shown(job.recipe.output_dir)}/checkpoint-{step}"
     recipe = [job.recipe.address] if job.recipe.path else []
     _, words = split_words(list(job.recipe.overrides), ("resume_from_checkpoint",))
     by_file = job.recipe.path is not None and job.recipe.address != job.recipe.name

@@ -15,7 +15,6 @@ from qsft.teacher.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
     from trl import ModelConfig
 
     from qsft.targets.target import Target
@@ -39,13 +38,13 @@ class Job:
     draw: tuple[int, int] | None = None  # (rows, seed): a look at a few rows instead of all
 
     @cached_property
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
+    def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
         return self._of_the_model(AutoTokenizer)
 
     @cached_property
-    def config(self) -> "PretrainedConfig":
+    def config(self) -> Any:
         from transformers import AutoConfig
 
         return self._of_the_model(AutoConfig)
@@ -55,7 +54,7 @@ class Job:
         from qsft.evals.model_under_test import of_the_model
 
         how = {"revision": self.model.model_revision, "trust_remote_code": self.args.trust_remote_code}
-        return of_the_model(kind, self.model.model_name_or_path, option="--model_name_or_path", **how)
+        return of_the_model(kind, str(self.model.model_name_or_path), option="--model_name_or_path", **how)
 
     @cached_property
     def data(self) -> TrainingData:
@@ -129,7 +128,7 @@ class Job:
         from qsft.train.trainer import TargetSFTTrainer
 
         return TargetSFTTrainer(
-            model=self.model.model_name_or_path,
+            model=str(self.model.model_name_or_path),
             args=self.args,
             train_dataset=self.data.dataset,
             eval_dataset=self.eval_data.dataset if self.eval_data else None,
@@ -213,7 +212,7 @@ def _model_init_kwargs(model: "ModelConfig", args: "TargetSFTConfig") -> dict[st
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
     }
-    given: dict[str, Any] = args.model_init_kwargs or {}  # a str no more: TRL has parsed it
+    given: Any = args.model_init_kwargs or {}  # a str no more: TRL has parsed it
     return {**wanted, **given}
 
 

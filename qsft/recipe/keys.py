@@ -71,7 +71,7 @@ class RecipeSettings(DataSettings):
     )
 
 
-def owners() -> tuple[type, ...]:
+def owners() -> tuple[Any, ...]:
     """The dataclasses whose fields are the keys, in the order recipe, model, training."""
     from trl import ModelConfig
 

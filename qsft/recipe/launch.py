@@ -50,7 +50,7 @@ def run(job: "Job") -> None:
     from qsft.recipe.trained import record_recipe
 
     if job.args.should_save:
-        job.data.write_manifest(job.args.output_dir)
+        job.data.write_manifest(job.recipe.output_dir)
         record_recipe(job)
     stop = StopOnSignal()
     trainer = job.trainer(callbacks=[stop])
@@ -59,7 +59,7 @@ def run(job: "Job") -> None:
     if stop.stopped:
         trainer.accelerator.print(resume_command(job, trainer.state.global_step))
     else:
-        trainer.save_model(job.args.output_dir)
+        trainer.save_model(job.recipe.output_dir)
         trainer.save_state()  # the logged metrics: `qsft explore run` reads them
         trainer.accelerator.print(next_steps(job))
     trainer.accelerator.wait_for_everyone()

@@ -62,9 +62,9 @@ def train(job: "Job", rows: Path, start: str, out: Path) -> None:
     from qsft.recipe.job import configure
 
     values = {key: value for key, value in job.recipe.values.items() if key not in {"curate", *ORIGIN}}
-    values |= {"dataset": str(rows), "model_name_or_path": start, "output_dir": str(out)}
+    values |= {"dataset": str(rows), "model_name_or_path": start}
     values.setdefault("target", "sft")
-    trainer = configure(replace(job.recipe, values=values)).trainer()
+    trainer = configure(replace(job.recipe, values=values, output_dir=str(out))).trainer()
     trainer.train()
     trainer.save_model(str(out))
     trainer.accelerator.wait_for_everyone()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
@@ -22,7 +22,6 @@ LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line,
 DEFAULT_TARGET = "target"  # TargetSFTConfig's
 PACKAGED = Path(str(files("qsft.recipe"))) / "files"
 MOST_VALUES = 10_000  # of a file with its aliases written out
-Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Recipe:
     overrides: tuple[str, ...] = ()
     set_aside: Mapping[str, Any] = field(default_factory=dict)  # values of the file that the overrides made void
 
-    def part(self, owner: type[Owner]) -> dict[str, Any]:
+    def part(self, owner: Any) -> dict[str, Any]:
         """The values that `owner` reads."""
         return {item.name: self.values[item.name] for item in fields(owner) if item.name in self.values}
 

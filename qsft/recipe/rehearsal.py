@@ -105,7 +105,8 @@ def pretend_cpu_(model: nn.Module) -> None:
     """Replace meta tensors by fake CPU ones, for which attention picks the kernels that need no T×T matrix."""
     made: dict[Tensor, Tensor] = {}  # tied weights stay tied
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
+        both: Any = (module._parameters, module._buffers)
+        for tensors in both:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = made.setdefault(tensor, _like(tensor))
@@ -140,12 +141,12 @@ def rehearse(config: PretrainedConfig, step: Step, adapter: "PeftConfig | None" 
         )
 
 
-def is_block(causal: nn.Module, module: nn.Module) -> bool:
+def is_block(causal: Any, module: nn.Module) -> bool:
     """Whether sharding treats the module as one unit: the classes that transformers marks so."""
     return type(module).__name__ in (causal._no_split_modules or ())
 
 
-def backbone(causal: nn.Module, step: Step) -> Tensor:
+def backbone(causal: Any, step: Step) -> Tensor:
     """Hidden states of a micro-batch, and their backward."""
     ids = torch.zeros(step.batch, step.length, dtype=torch.long)
     with autocast(step):
@@ -154,7 +155,7 @@ def backbone(causal: nn.Module, step: Step) -> Tensor:
     return hidden
 
 
-def plain_head(causal: nn.Module, hidden: Tensor) -> Tensor:
+def plain_head(causal: Any, hidden: Tensor) -> Tensor:
     """Cross-entropy over the logits of every position, as a model computes it by itself, and its backward."""
     hidden = hidden.detach().requires_grad_()
     logits = causal.get_output_embeddings()(hidden).float()

@@ -18,7 +18,7 @@ def register(commands: Any) -> None:
         usage='qsft sweep RECIPE --grid NAME=V,V ... [--eval "WORDS"] [--directory DIR] [--dry_run] [--key value ...]',
         help="train and evaluate a grid of targets, compare them",
         description=(
-            "One cache, several trainings, an evaluation of each, one comparison with the first. A hyper-parameter is "
+            "Several trainings, an evaluation of each, one comparison with the first. A hyper-parameter is "
             "varied for the targets that take it; `base` is the student untrained, evaluated once for all sweeps. The "
             "paper's numbers stand beside. A killed sweep continues where it was."
         ),

@@ -88,7 +88,7 @@ class Rehearsed:
 
 
 @contextmanager
-def fake_model(config: PretrainedConfig, dtype: torch.dtype, adapter: "PeftConfig | None") -> Iterator[nn.Module]:
+def fake_model(config: PretrainedConfig, dtype: torch.dtype, adapter: "PeftConfig | None") -> Iterator[Any]:
     """A causal LM of that config, in training mode, whose tensors have shapes but no memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")

@@ -1,7 +1,8 @@
 """Several trainings of one recipe, an evaluation of each, one comparison: the paper's main table as one command.
 
 Every run is a process of its own, started as a user would start it, so nothing of one run can leak into the next.
-All of them read the recipe's one teacher cache. `sweep.json` says how far each run is; a killed sweep continues.
+Rows that read a teacher share its cache, rows that anchor share the base's. `sweep.json` says how far each run is; a
+killed sweep continues.
 """
 
 import inspect
@@ -122,7 +123,7 @@ class Sweep:
 
     def plan(self) -> str:
         """The runs and what is left to do for each; runs that were started with different arguments are refused."""
-        lines = [f"{len(self.runs)} runs of {self.recipe} in {self.directory}, one teacher cache:"]
+        lines = [f"{len(self.runs)} runs of {self.recipe} in {self.directory}:"]
         for run in self.runs:
             self._refuse_different_words(run)
             left = [step for step in self.words(run) if step not in self.done(run)]

@@ -266,6 +266,9 @@ def test_bad_input_is_refused():
     labels[4] = 23
     with pytest.raises(ValueError, match=r"label 23 at label position 2 .* 23 rows"):
         fused_target_loss(hidden, weight, labels, make_target("sft"))
+    labels[4] = -5  # not the mark of an ignored token
+    with pytest.raises(ValueError, match="label -5 at label position 2"):
+        fused_target_loss(hidden, weight, labels, make_target("sft"))
     wide = TopK(torch.zeros(9, 24, dtype=torch.long), torch.zeros(9, 24))
     with pytest.raises(ValueError, match="24 tokens per position"):
         fused_target_loss(hidden, weight, batch.labels, make_target("kd"), wide)

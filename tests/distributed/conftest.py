@@ -73,12 +73,12 @@ def commands(backend):
     return [[*node, rank] for rank in ("0", "1")]
 
 
-def run_to_the_end(started):
-    """Wait for launches that belong together; all must end with code 0. None outlives the test."""
+def run_to_the_end(started, fails=False):
+    """Wait for launches that belong together; all must end with code 0, or none if `fails`. None outlives the test."""
     try:
         for process in started:
             output, _ = process.communicate(timeout=PATIENCE)
-            assert process.returncode == 0, output[-6000:]
+            assert (process.returncode != 0) == fails, output[-6000:]
     finally:
         for process in started:
             if process.poll() is None:
@@ -89,8 +89,8 @@ def run_to_the_end(started):
 def launch(world, tmp_path_factory):
     """launch(backend, cases) -> (directory of the run, results of each process by case)."""
 
-    def run(backend, cases):
-        folder = tmp_path_factory.mktemp(backend)
+    def run(backend, cases, folder=None, fails=False):
+        folder = folder or tmp_path_factory.mktemp(backend)
         words = [str(WORKER), str(world), str(folder), json.dumps(cases)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         environment = {**os.environ, **ENVIRONMENT}
@@ -98,7 +98,8 @@ def launch(world, tmp_path_factory):
             [
                 subprocess.Popen([*command, *words], env=environment, start_new_session=True, **pipes)
                 for command in commands(backend)
-            ]
+            ],
+            fails,
         )
         return folder, [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))]
 

@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from qsft.train.checkpoints import checkpoints
+
 pytestmark = pytest.mark.distributed
 
 SAVED = {"save": True, "steps": 4}
@@ -113,3 +115,18 @@ def test_a_model_in_memory_that_fsdp_left_empty_is_refused_in_every_process(trai
         for error in rank["empty_copies"]:
             assert "not the same model in every process" in error
             assert "name or path" in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ddp"])
+def test_a_rank_killed_inside_a_save_leaves_a_run_that_resumes_bit_for_bit(launch, backend):
+    case = next(case for case in CASES if case["name"] == "target-untied")
+    unbroken, _ = launch(backend, [case])
+    folder, ranks = launch(backend, [{**case, "dies": "1"}], fails=True)
+    assert not ranks
+    out = folder / case["name"]
+    assert [one.path.name for one in checkpoints(out) if not one.flaws()] == ["checkpoint-2"]
+    launch(backend, [{**case, "checkpoint": "last"}], folder)
+    mine, other = (load_file(place / case["name"] / "model.safetensors") for place in (folder, unbroken))
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+    print(f"{backend}: one of two processes killed inside a save; resumed from checkpoint-2, equal to the unbroken run")

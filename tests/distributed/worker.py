@@ -7,6 +7,7 @@ WORLD holds models, tokenizer, rows and cache; RUN is this launch's own director
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -102,12 +103,28 @@ def train(case, world, run, seen):
         peft_config=lora if case.get("lora") else None,
     )
     seen.mass = 0.0
-    trainer.train(resume_from_checkpoint=case.get("resumes") and str(run / case["resumes"] / "checkpoint-2"))
+    if case.get("dies") == RANK:
+        die_after_writing(trainer)
+    checkpoint = case.get("resumes") and str(run / case["resumes"] / "checkpoint-2")
+    trainer.train(resume_from_checkpoint=case.get("checkpoint") or checkpoint)
     if case.get("save"):
         trainer.save_model()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     logged = {name: [entry[name] for entry in steps] for name in LOGGED}
     return {**logged, "teacher_mass": seen.mass, **what_ran(trainer)}
+
+
+def die_after_writing(trainer):
+    """Kill this process inside its second save, when its own files are written and the checkpoint is not whole."""
+    save, calls = trainer._save_rng_state, []
+
+    def dies(folder):
+        save(folder)
+        calls.append(folder)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer._save_rng_state = dies
 
 
 def what_ran(trainer):

@@ -275,7 +275,8 @@ def backbone_states(
     kwargs["use_cache"] = False
     if getattr(model.config.get_text_config(), "output_router_logits", False):  # type: ignore[union-attr, operator]
         kwargs.setdefault("output_router_logits", True)
-    outputs = model.base_model(*args, **kwargs)  # type: ignore[operator]
+    backbone: Any = model.base_model if model.base_model is not model else model.model  # Llama 4 names another prefix
+    outputs = backbone(*args, **kwargs)
     return outputs.last_hidden_state, _aux_loss(model, outputs, kwargs)
 
 

@@ -39,7 +39,7 @@ from qsft.teacher.live import check_teacher_head, concatenate, evaluating, input
 from qsft.teacher.manifest import MANIFEST, create_manifest, recover_manifest, refresh_manifest
 from qsft.teacher.remembered import remember
 from qsft.teacher.shards import VERSION, published
-from qsft.teacher.sharing import require_shared, wait_for_others
+from qsft.teacher.sharing import MEETING_SECONDS, require_shared, wait_for_others
 from qsft.teacher.source import TeacherSource, dtype_name, head_rows
 from qsft.teacher.writer import Computed, ShardWriter
 
@@ -93,7 +93,7 @@ def build_cache(
     if missing.any():
         _refuse_old_version(cache)
         probe(path, WHAT)
-        require_shared(path)
+        require_shared(path, min(patience, MEETING_SECONDS))
         shared = source.refuse_other_tokenizer(vocabulary)
         model = source.load()
         identity = _claim(path, source, model, vocabulary, settings)

@@ -5,7 +5,6 @@ by a document's tokens, so both readings must agree; a test compares them for ev
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from qsft.fingerprints import digest, digest_json
 from qsft.targets.view import IGNORED
+from qsft.teacher.arrow import flat, selected, stamp_of, token_table
 
 Tokens = Any  # a list, a numpy array or a tensor of integers
 Document = dict[str, np.ndarray]  # input_ids and labels of one unit of attention
@@ -113,7 +113,7 @@ class Documents(Sequence[Document]):
 
         It changes with the files' sizes and times and with what `datasets` did to them (its fingerprint).
         """
-        stamps = [None if self.collator is not None else _stamp(dataset) for dataset in self.datasets]
+        stamps = [None if self.collator is not None else stamp_of(dataset) for dataset in self.datasets]
         return None if not stamps or None in stamps else digest_json(stamps)
 
     def _runs(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
@@ -135,7 +135,7 @@ class Documents(Sequence[Document]):
 
     def _read(self, dataset: Any) -> np.ndarray:
         """The places of a data set's documents, after its tokens became buffers."""
-        table = None if self.collator is not None else _arrow_table(dataset)
+        table = None if self.collator is not None else token_table(dataset)
         if table is None:
             return self._read_rows(dataset)
         rows: list[np.ndarray] = []
@@ -148,18 +148,18 @@ class Documents(Sequence[Document]):
         if dataset._indices is None:
             return places
         count = np.concatenate(counts or [np.zeros(0, np.int64)])
-        return places[_selected(count, dataset._indices.column(0).to_numpy().astype(np.int64))]
+        return places[selected(count, dataset._indices.column(0).to_numpy().astype(np.int64))]
 
     def _read_batch(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
         """Places of the documents of an Arrow record batch, and how many each row holds."""
-        ids, offsets = _flat(batch.column("input_ids"))
-        labels, other = _flat(batch.column("labels")) if "labels" in batch.schema.names else (ids, offsets)
+        ids, offsets = flat(batch.column("input_ids"))
+        labels, other = flat(batch.column("labels")) if "labels" in batch.schema.names else (ids, offsets)
         lengths = np.diff(offsets)
         for row in np.flatnonzero(lengths != np.diff(other))[:1]:
             _require_same_length(int(lengths[row]), int(np.diff(other)[row]))
         count = np.ones(len(lengths), np.int64)
         if "seq_lengths" in batch.schema.names:
-            segments, ends = _flat(batch.column("seq_lengths"))
+            segments, ends = flat(batch.column("seq_lengths"))
             count, rows = np.diff(ends), lengths
             lengths = segments[ends[0] : ends[-1]].astype(np.int64)
             _require_whole_rows(lengths, count, rows)
@@ -281,48 +281,3 @@ def _require_whole_rows(lengths: np.ndarray, count: np.ndarray, rows: np.ndarray
     sums = np.diff(np.concatenate([[0], np.cumsum(lengths)])[np.concatenate([[0], np.cumsum(count)])])
     for row in np.flatnonzero(sums != rows)[:1]:
         raise ValueError(f"a packed row has {rows[row]} tokens, but its seq_lengths add up to {sums[row]}.")
-
-
-def _arrow_table(dataset: Any) -> Any:
-    """The token columns of a `datasets.Dataset` as an Arrow table; None where rows are not what the table holds."""
-    from datasets import Dataset
-    from pyarrow import types
-
-    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
-        return None
-    names = [name for name in ("input_ids", "labels", "seq_lengths") if name in dataset.column_names]
-    table = dataset.data.table.select(names)
-    for column in table.columns:
-        is_list = types.is_list(column.type) or types.is_large_list(column.type)
-        if not is_list or not types.is_integer(column.type.value_type) or column.null_count:
-            return None
-        if any(chunk.values.null_count for chunk in column.chunks):
-            return None
-    return table
-
-
-def _stamp(dataset: Any) -> list[Any] | None:
-    """Fingerprint, rows and files of a memory-mapped `datasets.Dataset`."""
-    from datasets.table import ConcatenationTable, MemoryMappedTable
-
-    if _arrow_table(dataset) is None:
-        return None
-    blocks = [dataset.data]
-    if isinstance(dataset.data, ConcatenationTable):
-        blocks = [block for row in dataset.data.blocks for block in row]
-    if not all(isinstance(block, MemoryMappedTable) for block in blocks):
-        return None
-    files = [(file["filename"], os.stat(file["filename"])) for file in dataset.cache_files]
-    return [dataset._fingerprint, len(dataset), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]]
-
-
-def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The values of a list column, not copied, and where each row starts and the last one ends."""
-    return column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy().astype(np.int64)
-
-
-def _selected(count: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The documents of `rows`, in that order, when row r holds `count[r]` documents."""
-    first, chosen = np.cumsum(count) - count, count[rows]
-    within = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
-    return np.repeat(first[rows], chosen) + within

@@ -15,7 +15,7 @@ MEETING_SECONDS = 180.0
 ONE_FILE_SYSTEM = "all nodes must see this directory on a file system they share"
 
 
-def require_shared(path: Path, patience: float = MEETING_SECONDS) -> None:
+def require_shared(path: Path, patience: float) -> None:
     """ValueError, before anything is computed, on a node that does not see what the first process writes into `path`.
 
     The first process leaves a file whose name only this launch knows; the others look for it.

@@ -36,7 +36,7 @@ def capture(tmp_path, documents, tiny_model, tiny_tokenizer):
     return run
 
 
-@few_and_many(4, 60)
+@few_and_many(3, 30)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_capture_killed_at_any_moment_continues_bit_equal(count, processes, capture, content, fork, tmp_path, capsys):
     """SIGKILL of one process of a capture; one that finished before starts again in an empty directory."""
@@ -56,7 +56,8 @@ def test_a_capture_killed_at_any_moment_continues_bit_equal(count, processes, ca
         if any(os.WIFSIGNALED(status) for status in statuses):
             outcomes["killed"] += 1
             outcomes["left no manifest"] += not (place / "manifest.json").exists()
-            outcomes["others finished or gave up waiting"] += processes - 1
+        elif any(statuses):
+            outcomes["gave up waiting for the other"] += 1
         else:
             outcomes["finished before its kill"] += 1
             assert content(TeacherCache(place), capture.data) == want
@@ -97,7 +98,7 @@ DAMAGES = {
 }
 
 
-@few_and_many(60, 1600)
+@few_and_many(60, 800)
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documents, content, tiny_tokenizer, capsys):
     data = documents(8, longest=8)

@@ -63,7 +63,7 @@ def test_a_node_that_sees_another_directory_is_refused_at_the_start(tmp_path, mo
     there.mkdir()
     for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "1", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    require_shared(here)
+    require_shared(here, patience=0)
     monkeypatch.setenv("RANK", "1")
     require_shared(here, patience=0)
     with pytest.raises(ValueError, match=r"process 1 does not see in .*there.*file system they share.*QSFT_CACHE"):

@@ -6,6 +6,7 @@ must know both (a wrong one, in its own way). Seeds come to know them at differe
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +99,7 @@ def make_models(scenario: Scenario, phases: Phases) -> DemoModels:
         else:
             if course.path.exists():
                 phases.say(course.name, f"what was kept in {course.path} is damaged: made again")
-            kept.keep(course.path, lambda directory, course=course: _make(course, scenario, phases, directory))
+            kept.keep(course.path, partial(_make, course, scenario, phases))
         known = kept.remembered(course.path)["knows"]
         said = ", ".join(f"{share:.0%} of {kind}" for kind, share in known.items())
         phases.say(course.name, f"it knows {said}: {'as it should' if course.suffices(known) else 'NOT as it should'}")
@@ -119,7 +120,8 @@ def _make(course: Course, scenario: Scenario, phases: Phases, directory: Path) -
     """Train in the first phase, then in rounds of more until the model knows what it should."""
     model, rounds = course.start(), [course.phase] + [scenario.more] * scenario.rounds
     data = as_dataset(course.documents(sum(phase.documents for phase in rounds)), course.prompt)
-    read, steps, known = 0, 0, {}
+    read, steps = 0, 0
+    known: Knowledge = {}
     for phase in rounds:
         with phases.phase(course.name, phase.steps, "steps") as progress:
             part = data.select(range(read, read + phase.documents))

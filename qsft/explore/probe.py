@@ -81,7 +81,7 @@ class TokenReadings:
     @property
     def quadrant(self) -> np.ndarray:
         """The index into QUADRANTS of each token, or UNKNOWN."""
-        return quadrant(self.p, self.t)
+        return np.asarray(quadrant(self.p, self.t))
 
 
 def probe(

@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from qsft.recipe.trained import BASE, base_evaluation
 
     others = [evaluation(run) for run in args.runs if run != BASE]
-    names = iter(run_names(others) if others else ())
+    # Beside base a run is called by its own name, not by its eval/
+    own = [path.parent if path.name == "eval" else path for path in others]
+    names = iter(run_names(own if len(others) < len(args.runs) else others) if others else ())
     runs = [base_evaluation(others) if run == BASE else evaluation(run) for run in args.runs]
     comparison = compare(runs, args.paper, names=[BASE if run == BASE else next(names) for run in args.runs])
     page = comparison.write(args.output_dir)

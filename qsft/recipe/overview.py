@@ -137,8 +137,10 @@ def _published(table: Published, runs: Any, tasks: Sequence[str]) -> dict[str, f
 
 def _wins(settings: Sequence[Mapping[str, float]]) -> dict[str, int]:
     """In how many settings a method has the highest average, where there are two or more to compare."""
-    best = Counter(max(cells, key=lambda method: cells[method]) for cells in settings if len(cells) > 1)
-    return dict(best)
+    best = (
+        [method for method in cells if cells[method] == max(cells.values())] for cells in settings if len(cells) > 1
+    )
+    return dict(Counter(methods[0] for methods in best if len(methods) == 1))  # a tie is nobody's win
 
 
 def _missing(name: str, setting: Mapping[str, Any], methods: Sequence[str], trained: Sequence[Path]) -> Iterator[str]:

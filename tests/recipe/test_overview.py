@@ -76,6 +76,12 @@ def test_without_base_the_command_that_evaluates_it_is_named(tmp_path):
     assert f"qsft eval {STUDENT} --tasks math --protocol paper-math" in line
 
 
+def test_a_tie_is_nobodys_win(tmp_path):
+    write_run(tmp_path, "sft", 0.3)
+    write_run(tmp_path, "dft", 0.3)
+    assert overview([tmp_path])["wins"] == {}
+
+
 def test_a_run_that_lacks_a_task_is_missing_and_of_two_alike_the_newest_counts(tmp_path):
     for share in (0.3, 0.5):
         write_run(tmp_path, "sft", share)

@@ -1,0 +1,61 @@
+"""The paper's experiment, whole, on a laptop: base and seven methods, one sweep, published numbers, one report."""
+
+import json
+import shlex
+
+import pytest
+
+from qsft.cli import main
+
+METHODS = ("sft", "dft", "asft", "sft_kl", "iw_sft", "kd_hybrid", "target")
+
+
+def local_words(tiny_files):
+    """The overrides that make the recipe a run of seconds on a CPU."""
+    return (
+        f"--model_name_or_path {tiny_files}/student --teacher_model_name_or_path {tiny_files}/teacher "
+        f"--data_dir {tiny_files}/numina.jsonl --max_length 64 --global_batch_size 32 --dtype float32 --use_cpu true "
+        "--bf16 false --disable_tqdm true --report_to none --max_steps 1"
+    ).split()
+
+
+@pytest.mark.slow
+def test_base_and_seven_methods_are_swept_compared_with_the_paper_and_reported(
+    tmp_path, tiny_files, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    rows = [{"problem": f"w{i} + w{i + 1} = ?", "answer": str(i)} for i in range(4)]
+    (tmp_path / "math500.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["sweep", "numina_qwen_math_1p5b", "--grid", f"target=base,{','.join(METHODS)}"]
+    words += ["--eval", "--tasks math500.jsonl --samples 2 --max_new_tokens 4", *local_words(tiny_files)]
+    assert main(words) == 0
+
+    sweep = tmp_path / "sweeps" / "numina_qwen_math_1p5b"
+    comparison = json.loads((sweep / "comparison" / "comparison.json").read_text())
+    assert list(comparison["accuracy"]) == list(comparison["lenient"]) == ["base", *METHODS]
+    assert comparison["paper"]["Target-SFT"]["math500"] == pytest.approx(0.702)  # found by the recipe's name
+    assert not (sweep / "base").exists()  # it is shared: nothing was trained
+
+    published = tmp_path / "published.json"
+    published.write_text(json.dumps({"rows": {"SFT": {"math500": 12.5}}}))
+    capfd.readouterr()
+    assert main(["compare", "base", str(sweep / "target"), "--paper", str(published)]) == 0
+    said = capfd.readouterr().out
+    assert "| base, lenient |" in said
+    assert "| SFT (published) | 12.50 | 12.50 |" in said
+
+    assert main(["report"]) == 0
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    (setting,) = report["settings"].values()
+    assert set(setting["cells"]) == {"base", *METHODS}
+    assert setting["published"]["dft"] == pytest.approx(0.6579)
+    assert report["missing"] == []
+    state = json.loads((sweep / "sweep.json").read_text())
+    assert setting["cells"]["base"]["directory"] == state["base"]["eval"][-1]
+    assert shlex.split(setting["base"])[:2] == ["qsft", "eval"]
+    (tmp_path / "report").rename(tmp_path / "first")
+
+    assert main(words) == 0  # all is done: nothing is trained or drawn again
+    assert main(["report"]) == 0
+    assert (tmp_path / "report" / "report.md").read_text() == (tmp_path / "first" / "report.md").read_text()

@@ -61,6 +61,7 @@ LEFT_BEHIND = """
 """
 MENTIONED = {
     "qsft targets NAME": "",
+    "qsft plan": "--help",  # the block has it whole
     "qsft demo --noise 0": "--quick --targets sft target",
     "qsft demo --worlds": "--help",  # a slow test of tests/demo runs it
     "qsft demo --wrong-teacher": "--quick --targets dft target",

@@ -28,14 +28,14 @@ def refreshed(text: str) -> str:
     return text
 
 
-def snippets(language: str) -> list[str]:
-    """The README's code blocks in a language; those without one for ""."""
-    return [code for name, code in BLOCK.findall(README.read_text(encoding="utf-8")) if name == language]
+def snippets(language: str, page: Path = README) -> list[str]:
+    """The code blocks of a page in a language; those without one for ""."""
+    return [code for name, code in BLOCK.findall(page.read_text(encoding="utf-8")) if name == language]
 
 
-def commands() -> list[str]:
-    """The README's shell commands, without their comments."""
-    lines = [line.split(" #")[0].strip() for block in snippets("bash") for line in block.splitlines()]
+def commands(page: Path = README) -> list[str]:
+    """The shell commands of a page, without their comments."""
+    lines = [line.split(" #")[0].strip() for block in snippets("bash", page) for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -46,19 +46,19 @@ def diff_sides(diff: str) -> tuple[str, str]:
     return before, after
 
 
-def prose() -> str:
-    """The README without its code blocks."""
-    return BLOCK.sub("", README.read_text(encoding="utf-8"))
+def prose(page: Path = README) -> str:
+    """A page without its code blocks."""
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
 
 
-def inline() -> list[str]:
+def inline(page: Path = README) -> list[str]:
     """What stands between backticks in the prose, each once."""
-    return list(dict.fromkeys(re.findall(r"`([^`\n]+)`", prose())))
+    return list(dict.fromkeys(re.findall(r"`([^`\n]+)`", prose(page))))
 
 
-def mentioned() -> list[str]:
+def mentioned(page: Path = README) -> list[str]:
     """The commands that the prose mentions."""
-    return [code for code in inline() if re.match(r"(qsft|make|accelerate|python|pip) \S", code)]
+    return [code for code in inline(page) if re.match(r"(qsft|make|accelerate|python|pip) \S", code)]
 
 
 def links() -> list[str]:

@@ -168,7 +168,8 @@ def test_the_commands_that_the_prose_mentions_run(command, folder, tiny_files):
 
 
 def test_ci_runs_the_two_commands():
-    assert "make test" in (REPO / ".ci" / "run").read_text().splitlines()
+    (parts,) = re.findall(r"^for name in (.+); do$", (REPO / ".ci" / "run").read_text(), re.MULTILINE)
+    assert {"test", "test-slow", "test-vllm", "test-oldest", "site", "notebook"} <= set(parts.split())
     assert readme.commands()[:2] == ["make demo", "make test"]
 
 
@@ -256,12 +257,6 @@ def test_the_tree_names_every_room():
 @pytest.fixture(scope="module")
 def notebook():
     return json.loads((REPO / "notebooks" / "quickstart.ipynb").read_text(encoding="utf-8"))
-
-
-def test_the_notebook_is_stripped(notebook):
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert code
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
 
 
 def test_no_file_but_setup_cfg_says_where_the_repository_is(notebook):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -104,6 +105,34 @@ def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, clock_d
     path.write_text(kept + '{"problem": "torn', encoding="utf-8")
     assert curate("rft", "--out", "killed", *words, verifier="checks:slowly") == 0
     assert files(here / "killed") == files(here / "whole")
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, clock_directory, capsys):
+    """Kills at random numbers of records, and one while the data set is written."""
+    words = ("--n", "4", *BRIEF)
+    assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
+    command = ["curate", "rft", "--dataset", "rows.jsonl", "--model", str(clock_directory), "--out", "killed"]
+    command = [sys.executable, "-m", "qsft", *command, "--verifier", "checks:slowly", *words]
+    out, kills, records = here / "killed", 0, []
+    moments = [*sorted(random.Random(0).sample(range(1, 90), 3)), None]  # None: once there is a part of the data set
+    for moment in moments:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=here)
+        path = out / "generations" / "samples.jsonl"
+        while process.poll() is None and not (
+            (out / "state.json").is_file()
+            if moment is None
+            else path.is_file() and path.read_bytes().count(b"\n") >= moment
+        ):
+            time.sleep(0.01)
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+        records.append(path.read_bytes().count(b"\n"))
+    assert curate("rft", "--out", "killed", *words, verifier="checks:slowly") == 0
+    assert files(out) == files(here / "whole")
+    assert records[0] < records[-1]
+    with capsys.disabled():
+        print(f"\ncuration: {kills} of {len(moments)} starts killed, at {records} of 100 records; resumed bit for bit")
 
 
 @pytest.mark.distributed

@@ -1,9 +1,9 @@
-"""`make bench`: the head, the training step, the cache. Pass names to run only some: `python -m benchmarks head`."""
+"""`make bench`: head, training step, cache, grading. Names run only some of them: `python -m benchmarks head`."""
 
 import argparse
 from importlib import import_module
 
-BENCHES = ("head", "step", "cache")
+BENCHES = ("head", "step", "cache", "grading")
 
 
 def main() -> None:

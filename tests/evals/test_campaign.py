@@ -1,0 +1,110 @@
+"""Evaluations killed at random moments and damaged in random places: the same result, or an error that says where."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from qsft.evals.comparison import compare
+from qsft.evals.evaluate import evaluate, rescore
+
+pytestmark = pytest.mark.slow
+
+HOW = {"prompt": "plain", "n": 4, "max_new_tokens": 8, "batch_size": 8, "silent": True}
+ENTRY = """
+import sys
+from qsft.evals.evaluate import evaluate
+print("ready", flush=True)
+evaluate(sys.argv[1], sys.argv[2], output_dir=sys.argv[3], prompt="plain", n=4, max_new_tokens=8, batch_size=8)
+"""
+KILLS, DAMAGES = 4, 42
+
+
+@pytest.fixture(scope="module")
+def whole(sum_directory, sum_file, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    start = time.monotonic()
+    evaluate(sum_directory, str(sum_file), output_dir=directory, **HOW)
+    return directory, time.monotonic() - start
+
+
+def contents(directory):
+    """What must not differ: everything that another run of the same evaluation writes alike."""
+    names = ("generations/sums.jsonl", "grades/sums.jsonl", "problems/sums.jsonl", "summary.json", "settings.json")
+    return {name: (directory / name).read_text("utf-8") for name in names}
+
+
+def test_killed_at_random_moments_it_ends_as_if_it_had_not(whole, sum_directory, sum_file, tmp_path, capsys):
+    directory, seconds = whole
+    moments, killed, kept = random.Random(0), 0, []
+    for number in range(KILLS):
+        out = tmp_path / str(number)
+        words = [sys.executable, "-c", ENTRY, str(sum_directory), str(sum_file), str(out)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process.stdout.readline()
+        try:
+            process.wait(moments.uniform(0, 2 * seconds))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.communicate()
+        path = out / "generations" / "sums.jsonl"
+        kept.append(path.read_bytes().count(b"\n") if path.is_file() else 0)
+        evaluate(sum_directory, str(sum_file), output_dir=out, **HOW)
+        assert contents(out) == contents(directory)
+    with capsys.disabled():
+        print(f"\nevaluation: {KILLS} starts, {killed} killed with {kept} of 160 samples on disk, all ended alike")
+
+
+def damage(path, rng):
+    """One of: a flipped bit, a truncation, an overwritten block, an emptied or a removed file; what it was."""
+    data = bytearray(path.read_bytes())
+    kind = rng.choice(["flip", "flip", "flip", "cut", "block", "empty", "remove"])
+    at = rng.randrange(len(data))
+    if kind == "flip":
+        data[at] ^= 1 << rng.randrange(8)
+    elif kind == "block":
+        data[at : at + 16] = rng.randbytes(16)
+    if kind == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(data[:at] if kind == "cut" else b"" if kind == "empty" else bytes(data))
+    return f"{kind} in {path.name}"
+
+
+def test_damage_is_named_or_harmless(whole, sum_directory, sum_file, tmp_path, capsys):
+    directory, _ = whole
+    expected = json.loads((directory / "summary.json").read_text("utf-8"))["tasks"]
+    baseline = compare([directory], paper=published(tmp_path)).summary["accuracy"]
+    files = sorted(path.relative_to(directory) for path in directory.rglob("*.json*"))
+    rng, named, harmless = random.Random(1), 0, 0
+    for number in range(DAMAGES):
+        out = tmp_path / "run"
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(directory, out)
+        what = damage(out / files[number % len(files)], rng)
+        try:
+            if number % 6 > 1:
+                accuracy = compare([out], paper=published(tmp_path)).summary["accuracy"]
+                assert accuracy["run"] == baseline["run"], what
+            elif number % 6 == 0:
+                assert rescore(out).summary["tasks"] == expected, what
+            else:
+                assert evaluate(sum_directory, str(sum_file), output_dir=out, **HOW).summary["tasks"] == expected, what
+            harmless += 1
+        except (ValueError, OSError) as error:
+            assert str(out) in str(error), (what, error)
+            named += 1
+    with capsys.disabled():
+        print(f"\nevaluation: {DAMAGES} damaged files, {named} named, {harmless} harmless, 0 silent")
+
+
+def published(directory):
+    path = directory / "published.json"
+    path.write_text(json.dumps({"rows": {"SFT": {"sums": 50.0}}}), encoding="utf-8")
+    return path

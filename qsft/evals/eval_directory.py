@@ -74,12 +74,14 @@ class EvalDirectory:
             if not self.generations.holds(task):
                 left_out[task] = "its generations are lost"
                 continue
-            result = read_result(self.path, task, one.get("reading"))
-            if len(result.grades) == one["limit"] * one["protocol"]["n"] == len(result.generations):
-                results.append(result)
-            else:
+            if len(self.generations.read(task)) < one["limit"] * one["protocol"]["n"] or not self._graded(task):
                 left_out[task] = "it is not finished"
+                continue
+            results.append(read_result(self.path, task, one.get("reading")))
         return results, left_out
+
+    def _graded(self, task: str) -> bool:
+        return self.path is not None and (self.path / "grades" / f"{task}.jsonl").is_file()
 
     def drawn(self, task: str, made_by: Mapping[str, str]) -> dict[Key, Generation]:
         """The generations so far; `made_by` is the digest of what draws each problem's samples."""
@@ -144,6 +146,11 @@ def read_result(directory: Path, task: str, reading: str | None = None) -> Resul
     if lost:
         raise ValueError(
             f"{directory}/generations/{task}.jsonl lacks problem {lost[0][0]}, sample {lost[0][1]}, which was graded."
+        )
+    if not keys or (texts and len(keys) != len(texts)):
+        raise ValueError(
+            f"{directory}/grades/{task}.jsonl has {len(keys)} grades of {len(texts)} generations. Grade again with "
+            "`qsft eval … --rescore`."
         )
     problems = _read(directory / "problems" / f"{task}.jsonl", "Grade again with `qsft eval … --rescore`.")
     return Result(

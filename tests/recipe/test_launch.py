@@ -275,7 +275,7 @@ def test_two_processes_end_well_on_ctrl_c_and_the_printed_command_goes_on_until_
     again = shlex.split(signalled([*qsft, *printed[1:]], tiny.folder, signal.SIGTERM))
     first, second = (int(command[-1].rpartition("-")[2]) for command in (printed, again))
     assert first < second  # it went on from there
-    assert json.loads((Path(again[-1]) / "trainer_state.json").read_text())["global_step"] == second
+    assert json.loads((Path(tiny.folder, again[-1]) / "trainer_state.json").read_text())["global_step"] == second
 
 
 @pytest.mark.distributed

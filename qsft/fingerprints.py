@@ -61,7 +61,7 @@ def weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str:
     for name, parameter in sorted(parameters, key=lambda pair: pair[0]):
         values = parameter.detach().reshape(-1).contiguous().cpu()
         total.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
-        total.update(values.view(torch.uint8).numpy())
+        total.update(values.view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -140,8 +140,9 @@ def exact_number(text: str) -> Fraction | None:
 
 def same_number(gold: Fraction | float, answer: Fraction | float) -> bool:
     """Whether two numbers agree to six decimals, or below 1e-3 (where that says little) to a relative 1e-5."""
-    if abs(gold) < TINY and abs(answer) < TINY:
-        return abs(gold - answer) <= TINY_ERROR * min(abs(gold), abs(answer))
+    sizes: list[Any] = [abs(gold), abs(answer)]
+    if max(sizes) < TINY:
+        return abs(gold - answer) <= TINY_ERROR * min(sizes)
     return round(gold, DECIMALS) == round(answer, DECIMALS)
 
 

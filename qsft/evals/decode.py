@@ -122,7 +122,8 @@ class Batch:
             return torch.arange(len(running), device=running.device)
         self.cache.batch_select_indices(keep)
         self.tensors = {name: value[keep] for name, value in self.tensors.items()}
-        self.rows, self.written = ([of[i] for i in keep.tolist()] for of in (self.rows, self.written))
+        kept = keep.tolist()
+        self.rows, self.written = [self.rows[i] for i in kept], [self.written[i] for i in kept]
         self._trim()
         return keep
 

@@ -98,7 +98,7 @@ def evaluate(
     wanted, group = find_tasks(tasks), Group()
     if output_dir is None and group.count > 1:
         raise ValueError(f"{group.count} processes share their generations through files: set output_dir.")
-    drawn_by = {"engine": engine or {}, "seed_requests": seed_requests, "device": group.device}
+    drawn_by: dict[str, Any] = {"engine": engine or {}, "seed_requests": seed_requests, "device": group.device}
     subject = ModelUnderTest(
         model, tokenizer, backend, dtype, batch_size, tensor_parallel_size, processes=group.count, **drawn_by
     )

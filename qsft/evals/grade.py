@@ -96,7 +96,7 @@ class Judges:
         """A future Grade of one response; arguments as in `grade`."""
         if options:
             rule = find_rule(rule or "boxed")
-            case = {"prediction": prediction, "gold": gold, "options": dict(options), "rule": rule}
+            case: dict[str, Any] = {"prediction": prediction, "gold": gold, "options": dict(options), "rule": rule}
             return self._threads.submit(self._grade, case)
         said = after_thinking(prediction)
         boxed = last_boxed(said)

@@ -65,8 +65,9 @@ class Documents(Sequence[Document]):
         self._buffers: list[tuple[np.ndarray, np.ndarray]] = []
         parts = [self._read(dataset) for dataset in datasets]
         # Per document: its buffer, where its ids start there, where its labels do, and its length.
-        places = np.concatenate(parts) if parts else np.zeros((0, 4), np.int64)
-        self._buffer, self._start, self._label_start, self.lengths = places.T
+        places: np.ndarray = np.concatenate(parts) if parts else np.zeros((0, 4), np.int64)
+        columns: list[np.ndarray] = list(places.T)
+        self._buffer, self._start, self._label_start, self.lengths = columns
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -103,7 +103,7 @@ def teacher_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | N
 
 def shared_evidence(cached: dict[str, Any], given: dict[str, Any]) -> str:
     """What is known of both teachers and decides whether they are one."""
-    kinds = ("weights", "files", "revision")
+    kinds: tuple[str, ...] = ("weights", "files", "revision")
     if "config" not in cached:
         kinds = kinds[1:]  # version 1 of the format knew samples of the weights only
     return next((name for name in kinds if cached.get(name) and given.get(name)), "name")

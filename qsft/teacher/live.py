@@ -68,7 +68,7 @@ def adapter_off(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 @torch.no_grad()
-def top_rows(model: nn.Module, k: int, **batch: Tensor | None) -> TopK:
+def top_rows(model: nn.Module, k: int, **batch: Any) -> TopK:
     """The teacher's k likeliest tokens at every label position of `batch` (see `predicting_states`), row after row.
 
     Log-probs are float32, normalised over the full vocabulary at temperature 1.
@@ -78,7 +78,7 @@ def top_rows(model: nn.Module, k: int, **batch: Tensor | None) -> TopK:
 
 
 @torch.no_grad()
-def full_rows(model: nn.Module, **batch: Tensor | None) -> Full:
+def full_rows(model: nn.Module, **batch: Any) -> Full:
     """The teacher's whole distribution at every label position of `batch`."""
     hidden, labels = predicting_states(model, **batch)
     columns = zip(*(_everything(tile, labels[rows]) for rows, tile in logit_tiles(model, hidden)))

@@ -124,10 +124,10 @@ def refresh_manifest(directory: Path) -> None:
 def _parse(content: dict[str, Any], path: Path) -> Manifest:
     try:
         identity = Identity.read(content.get("identity"))
-        parts = [content.get(name) for name in ("libraries", "shards", "measured")]
-        if not all(isinstance(part, dict) for part in parts):
+        parts = {name: content.get(name) for name in ("libraries", "shards", "measured")}
+        if not all(isinstance(part, dict) for part in parts.values()):
             raise ValueError("libraries, shards and measured must be objects")
-        manifest = Manifest(identity, *parts, version=content["version"])  # type: ignore[arg-type]
+        manifest = Manifest(identity, **parts, version=content["version"])  # type: ignore[arg-type]
         for name, entry in manifest.shards.items():
             _check_entry(name, entry)
         if not all(type(value) in (int, float) for value in manifest.measured.values()):

@@ -233,7 +233,7 @@ class Shard:
                 raise damaged(self.path, f"{size} bytes claim {rows} rows of k={codec.k} slots")
 
 
-def checksum(key: bytes, rows: int, payload: bytes | np.ndarray) -> int:
+def checksum(key: bytes, rows: int, payload: Any) -> int:
     """CRC-32 of a document's bytes, bound to its key and its number of rows."""
     return zlib.crc32(payload, zlib.crc32(key + rows.to_bytes(4, "little", signed=True)))
 

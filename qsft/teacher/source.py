@@ -62,7 +62,7 @@ class TeacherSource:
         """
         about: dict[str, Any] = {"name": self.name, "revision": self._revision, "files": [], "weights": None}
         if self._given:
-            config = self._model.config  # type: ignore[union-attr]
+            config: Any = self._model.config  # type: ignore[union-attr]
             about["config_file"] = None
         else:
             config = AutoConfig.from_pretrained(self.name, revision=self._revision)
@@ -122,7 +122,7 @@ class TeacherSource:
         return None
 
     def _config_file(self) -> Path:
-        return Path(cached_file(self.name, "config.json", revision=self._revision))
+        return Path(str(cached_file(self.name, "config.json", revision=self._revision)))
 
     def _files(self) -> list[dict[str, Any]]:
         """The weight files on this machine; a hub model that was not downloaded yet has none."""

@@ -41,7 +41,7 @@ def section(target: object, record: dict[str, Any]) -> str:
 def qsft_link() -> str:
     """The package's name, linked to the address that setup.cfg gives it, if any."""
     try:
-        address = metadata("qsft").get("Home-page")
+        address = metadata("qsft").json.get("home_page")
     except PackageNotFoundError:  # a checkout on the path
         address = None
     return f"[qsft]({address})" if address else "qsft"

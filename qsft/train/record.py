@@ -6,6 +6,7 @@ same global batch are recorded and not compared.
 
 import json
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,14 +62,14 @@ class RecordingTrainer(SFTTrainer):
     args: TargetSFTConfig
     run: dict[str, Any] | None = None  # in the main process, once training has begun
 
+    @abstractmethod
     def record(self) -> dict[str, Any]:
         """The name of the target, and as JSON the two that decide what is fitted: "target" and "teacher"."""
-        raise NotImplementedError
 
     def trajectory(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued, by the names that `resume_with_other` takes."""
         args, model = self.args, self.model
-        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         adapter = model.active_peft_config.to_dict() if isinstance(model, PeftModel) else {}
         adapter = {name: value for name, value in adapter.items() if name not in NOT_THE_ADAPTER}
         decides = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
@@ -189,17 +190,18 @@ class RecordingTrainer(SFTTrainer):
 @contextmanager
 def keeping_out(patterns: tuple[str, ...]) -> Iterator[None]:
     """Uploads of folders leave these out meanwhile; Trainer's own list cannot be changed."""
-    upload = HfApi.upload_folder
+    api_class: Any = HfApi
+    upload = api_class.upload_folder
 
     def upload_rest(api: HfApi, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
         own = [ignore_patterns] if isinstance(ignore_patterns, str) else list(ignore_patterns or ())
         return upload(api, *args, ignore_patterns=[*own, *patterns], **kwargs)
 
-    HfApi.upload_folder = upload_rest
+    api_class.upload_folder = upload_rest
     try:
         yield
     finally:
-        HfApi.upload_folder = upload
+        api_class.upload_folder = upload
 
 
 def refuse_other_trajectory(

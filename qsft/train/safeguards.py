@@ -83,7 +83,8 @@ def refuse_streaming(dataset: Any, teacher: Any) -> None:
 
 def refuse_sharded_head_copy(model: PreTrainedModel | PeftModel, fsdp: bool) -> None:
     """A head trained through modules_to_save under FSDP: its gradient comes out wrong there, with plain TRL too."""
-    if fsdp and isinstance(model, PeftModel) and hasattr(model.get_base_model().get_output_embeddings(), COPIED):
+    base: Any = model.get_base_model() if fsdp and isinstance(model, PeftModel) else None
+    if base is not None and hasattr(base.get_output_embeddings(), COPIED):
         raise ValueError(
             'modules_to_save=["lm_head"] gives wrong gradients under FSDP. Leave lm_head out of modules_to_save, or '
             "train with DDP or ZeRO (recipes/accelerate/zero3.yaml)."

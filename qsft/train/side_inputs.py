@@ -148,9 +148,9 @@ def finish(dataset: Dataset, columns: Sequence[str], args: SFTConfig, packing: b
     workers: dict[str, Any] = {"num_proc": args.dataset_num_proc} if isinstance(dataset, Dataset) else {}
     kept = ["input_ids", "labels", *columns]
     dataset = dataset.map(align, fn_kwargs={"columns": list(columns)}, **workers).select_columns(kept)
-    if packing and args.max_length is None:
-        raise ValueError("packing needs max_length: the length of a packed row. Set it, or packing=False.")
     if packing:
+        if args.max_length is None:
+            raise ValueError("packing needs max_length: the length of a packed row. Set it, or packing=False.")
         if args.shuffle_dataset:
             dataset = dataset.shuffle(seed=args.seed)
         dataset = pack_dataset(dataset, args.max_length, args.packing_strategy, workers)
@@ -174,7 +174,8 @@ def align(row: Batch, columns: Sequence[str]) -> Batch:
 
 
 def truncate(row: Batch, columns: Sequence[str], args: SFTConfig) -> Batch:
-    kept = slice(-args.max_length, None) if args.truncation_mode == "keep_end" else slice(args.max_length)
+    length = args.max_length or 0  # the caller has one
+    kept = slice(-length, None) if args.truncation_mode == "keep_end" else slice(length)
     return {name: row[name][kept] for name in columns}
 
 

@@ -54,6 +54,9 @@ class TargetSFTTrainer(RecordingTrainer):
 
     model: Any
     args: TargetSFTConfig
+    data_collator: Any
+    loss_is_scaled_for_ga: Any
+    _signature_columns: Any
 
     _tag_names = [*SFTTrainer._tag_names, "qsft"]  # noqa: RUF012
     _name = "Target-SFT"
@@ -136,7 +139,8 @@ class TargetSFTTrainer(RecordingTrainer):
             extra["output_router_logits"] = True
         if self.live is not None:
             with self.accelerator.autocast():  # as the student runs: a base must not differ by its precision alone
-                extra["teacher"] = self.live(**{name: inputs.get(name) for name in (*MODEL_INPUTS, "labels")})
+                read: Batch = {name: inputs.get(name) for name in (*MODEL_INPUTS, "labels")}
+                extra["teacher"] = self.live(**read)
         if self.block is not None and "old_logp" not in inputs:  # evaluation: the policy is its own old policy
             inputs = self.block.scored(inputs)
         return {**inputs, **extra}
@@ -204,7 +208,7 @@ class TargetSFTTrainer(RecordingTrainer):
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
             super()._set_signature_columns_if_needed()
-            self._signature_columns += self.side_columns.values()
+            self._signature_columns = [*self._signature_columns, *self.side_columns.values()]  # type: ignore[misc]
 
     def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device) -> Any:
         """The batches of one optimiser step; psft draws and scores a whole block of steps at a time."""
@@ -260,4 +264,4 @@ class TargetSFTTrainer(RecordingTrainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
-            card.add_section(Path(self.args.output_dir, "README.md"), self.target, self.record())
+            card.add_section(Path(str(self.args.output_dir), "README.md"), self.target, self.record())

@@ -1,5 +1,6 @@
 """How far a piece of work is: a bar on a terminal, a plain line every ten seconds elsewhere, one line at its end."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,9 @@ class Progress:
         self._console = console or Console(stderr=True)
         self._start = self._last_line = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-        live = show and self._console.is_terminal
+        # FORCE_COLOR, which a notebook's kernel sets, makes rich take any file for a terminal.
+        terminal = self._console.is_terminal and ("FORCE_COLOR" not in os.environ or self._console.file.isatty())
+        live = show and terminal
         self._bar = Bar(*columns, TimeRemainingColumn(), console=self._console, transient=True, disable=not live)
         self._task = self._bar.add_task(what, total=total, completed=done, text="")
 

@@ -23,7 +23,8 @@ def test_plain_lines_and_a_last_one(monkeypatch):
     ]
 
 
-def test_a_bar_on_a_terminal_and_silence_on_request():
+def test_a_bar_on_a_terminal_and_silence_on_request(monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     terminal, silent = io.StringIO(), io.StringIO()
     with Progress("t", 2, "steps", console=Console(file=terminal, force_terminal=True)) as shown:
         shown.advance(2)
@@ -31,6 +32,14 @@ def test_a_bar_on_a_terminal_and_silence_on_request():
         shown.advance(2)
     assert "2/2 steps" in terminal.getvalue()
     assert silent.getvalue() == ""
+
+
+def test_colour_that_is_forced_makes_no_terminal_of_a_file(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = io.StringIO()
+    with Progress("t", 2, "steps", console=Console(file=out)) as shown:
+        shown.advance(2)
+    assert out.getvalue() == "t: 2/2 steps, 0:00 in all\n"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3723, "1:02:03")])

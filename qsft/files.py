@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 TEMPORARY = ".tmp"
+TRIES = 3
 STALE_SECONDS = 3600  # a temporary file lives for seconds; one this old belongs to a process that was killed
 _OURS = re.compile(r".+\.[0-9a-f]{32}\.tmp")
 
@@ -23,8 +24,24 @@ class NoSpace(OSError):
 
 
 def publish(path: Path, content: bytes | str, *, exclusive: bool = False, what: str = "the file") -> bool:
-    """Give `path` this content in one step; False when `exclusive` and `path` was there already."""
+    """Give `path` this content in one step; False when `exclusive` and `path` was there already.
+
+    A temporary file that somebody cleaned away meanwhile is written again.
+    """
     data = content.encode() if isinstance(content, str) else content
+    try:
+        for _ in range(TRIES - 1):
+            try:
+                return _publish(path, data, exclusive)
+            except FileNotFoundError:
+                if not path.parent.is_dir():
+                    raise
+        return _publish(path, data, exclusive)
+    except OSError as error:
+        raise explain(error, path.parent, what, len(data)) from error
+
+
+def _publish(path: Path, data: bytes, exclusive: bool) -> bool:
     temporary = temporary_name(path)
     try:
         with open(temporary, "wb") as file:
@@ -37,8 +54,6 @@ def publish(path: Path, content: bytes | str, *, exclusive: bool = False, what: 
             os.replace(temporary, path)
         _sync_directory(path.parent)
         return True
-    except OSError as error:
-        raise explain(error, path.parent, what, len(data)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

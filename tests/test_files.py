@@ -84,6 +84,23 @@ def test_only_our_own_old_leftovers_go(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([fresh, foreign])
 
 
+def test_a_temporary_file_that_was_cleaned_away_is_written_again(tmp_path, monkeypatch):
+    replace, lost = os.replace, []
+
+    def lose_the_first(source, target):
+        if not lost:
+            lost.append(source)
+            os.unlink(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", lose_the_first)
+    assert publish(tmp_path / "a", "content")
+    assert (tmp_path / "a").read_text() == "content"
+    assert len(lost) == 1
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path / "missing" / "a", "content")
+
+
 def test_a_clock_that_is_hours_ahead_removes_nothing(tmp_path, monkeypatch):
     alive = temporary_name(tmp_path / "a")
     alive.touch()

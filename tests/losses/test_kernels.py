@@ -180,7 +180,9 @@ for dtype in ("bf16", "fp32"):
 """
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize(
+    "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
+)
 def test_compiles_ahead_of_time(capability, monkeypatch, tmp_path):
     monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -279,7 +279,7 @@ def test_two_processes_end_well_on_ctrl_c_and_the_printed_command_goes_on_until_
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("how", ["qsft train --accelerate_config", "torchrun"])
+@pytest.mark.parametrize("how", ["qsft train --accelerate_config", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_two_processes_do_the_same_however_they_are_started(how, tiny_run):
     tiny = tiny_run("numina")
     recipe = REPO / "recipes" / "numina_qwen_math_1p5b.yaml"

@@ -50,7 +50,7 @@ test: $(VENV)/.installed-test  ## the suite without the slow tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-vllm: $(VENV)-vllm/.installed  ## the tests with the real vLLM, on a CPU
 	VLLM_CPU_KVCACHE_SPACE=1 $(VENV)-vllm/bin/python -m pytest -m vllm tests/vllm $(ARGS)

@@ -108,7 +108,7 @@ def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, clock_d
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, clock_directory, capsys):
+def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, clock_directory, tell):
     """Kills at random numbers of records, and one while the data set is written."""
     words = ("--n", "4", *BRIEF)
     assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
@@ -131,8 +131,7 @@ def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, clo
     assert curate("rft", "--out", "killed", *words, verifier="checks:slowly") == 0
     assert files(out) == files(here / "whole")
     assert records[0] < records[-1]
-    with capsys.disabled():
-        print(f"\ncuration: {kills} of {len(moments)} starts killed, at {records} of 100 records; resumed bit for bit")
+    tell(f"curation: {kills} of {len(moments)} starts killed, at {records} of 100 records; resumed bit for bit")
 
 
 @pytest.mark.distributed

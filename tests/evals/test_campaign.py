@@ -39,7 +39,7 @@ def contents(directory):
     return {name: (directory / name).read_text("utf-8") for name in names}
 
 
-def test_killed_at_random_moments_it_ends_as_if_it_had_not(whole, sum_directory, sum_file, tmp_path, capsys):
+def test_killed_at_random_moments_it_ends_as_if_it_had_not(whole, sum_directory, sum_file, tmp_path, tell):
     directory, seconds = whole
     moments, killed, kept = random.Random(0), 0, []
     for number in range(KILLS):
@@ -57,8 +57,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not(whole, sum_directory,
         kept.append(path.read_bytes().count(b"\n") if path.is_file() else 0)
         evaluate(sum_directory, str(sum_file), output_dir=out, **HOW)
         assert contents(out) == contents(directory)
-    with capsys.disabled():
-        print(f"\nevaluation: {KILLS} starts, {killed} killed with {kept} of 160 samples on disk, all ended alike")
+    tell(f"evaluation: {KILLS} starts, {killed} killed with {kept} of 160 samples on disk, all ended alike")
 
 
 def damage(path, rng):
@@ -77,7 +76,7 @@ def damage(path, rng):
     return f"{kind} in {path.name}"
 
 
-def test_damage_is_named_or_harmless(whole, sum_directory, sum_file, tmp_path, capsys):
+def test_damage_is_named_or_harmless(whole, sum_directory, sum_file, tmp_path, tell):
     directory, _ = whole
     expected = json.loads((directory / "summary.json").read_text("utf-8"))["tasks"]
     baseline = compare([directory], paper=published(tmp_path)).summary["accuracy"]
@@ -101,8 +100,7 @@ def test_damage_is_named_or_harmless(whole, sum_directory, sum_file, tmp_path, c
             if str(out) not in str(error):
                 raise AssertionError(f"{what} is not named") from error
             named += 1
-    with capsys.disabled():
-        print(f"\nevaluation: {DAMAGES} damaged files, {named} named, {harmless} harmless, 0 silent")
+    tell(f"evaluation: {DAMAGES} damaged files, {named} named, {harmless} harmless, 0 silent")
 
 
 def published(directory):

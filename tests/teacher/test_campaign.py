@@ -38,7 +38,7 @@ def capture(tmp_path, documents, tiny_model, tiny_tokenizer):
 
 @few_and_many(3, 30)
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_capture_killed_at_any_moment_continues_bit_equal(count, processes, capture, content, fork, tmp_path, capsys):
+def test_a_capture_killed_at_any_moment_continues_bit_equal(count, processes, capture, content, fork, tmp_path, tell):
     """SIGKILL of one process of a capture; one that finished before starts again in an empty directory."""
     rng, place = np.random.default_rng(), tmp_path / "killed"
     start = time.monotonic()
@@ -67,8 +67,7 @@ def test_a_capture_killed_at_any_moment_continues_bit_equal(count, processes, ca
     resumed = capture("killed")
     assert content(resumed, capture.data) == want
     assert resumed.verify().ok
-    with capsys.disabled():
-        print(f"\ncapture on {processes} processes: {dict(outcomes)}, resumed bit-equal")
+    tell(f"capture on {processes} processes: {dict(outcomes)}, resumed bit-equal")
 
 
 def flip(raw, rng):
@@ -100,7 +99,7 @@ DAMAGES = {
 
 @few_and_many(60, 800)
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
-def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documents, content, tiny_tokenizer, capsys):
+def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documents, content, tiny_tokenizer, tell):
     data = documents(8, longest=8)
     cache = build(data, encoding=encoding, k=4, shard_bytes=1, batch_tokens=16)
     want, files = content(cache, data), sorted(cache.path.iterdir())
@@ -121,8 +120,7 @@ def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documen
         else:
             path.write_bytes(raw)
     assert verify_cache(cache.path).ok
-    with capsys.disabled():
-        print(f"\n{encoding}: {dict(outcomes)}")
+    tell(f"{encoding}: {dict(outcomes)}")
     assert outcomes["named"] > 0.6 * count
 
 

@@ -87,7 +87,7 @@ def final(out):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_runs_resume_bit_for_bit(attempt, tmp_path, kind):
+def test_killed_runs_resume_bit_for_bit(attempt, tmp_path, kind, tell):
     rng, kills = random.Random(kind), 0
     assert attempt(kind, tmp_path / "whole")
     expected = final(tmp_path / "whole")
@@ -100,12 +100,12 @@ def test_killed_runs_resume_bit_for_bit(attempt, tmp_path, kind):
         mine = final(out)
         assert mine.keys() == expected.keys()
         assert all(mine[key].equal(expected[key]) for key in mine), name
-    print(f"{kind}: {kills} kills at {len(MOMENTS)} moments, every resumed run equal to the unbroken one")
+    tell(f"{kind}: {kills} kills at {len(MOMENTS)} moments, every resumed run equal to the unbroken one")
     assert kills >= len(MOMENTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damage_to_any_file_of_a_checkpoint_is_found(attempt, tmp_path, kind):
+def test_damage_to_any_file_of_a_checkpoint_is_found(attempt, tmp_path, kind, tell):
     out, rng, harms = tmp_path / "run", random.Random(kind), 0
     assert attempt(kind, out)
     checkpoint = Path(resolve_checkpoint(out, "last"))
@@ -121,5 +121,5 @@ def test_damage_to_any_file_of_a_checkpoint_is_found(attempt, tmp_path, kind):
             assert any(file.name in flaw for flaw in flaws), (file.name, flaws)
             harms += 1
         (checkpoint / file.name).write_bytes(content)
-    print(f"{kind}: {harms} damaged files of a checkpoint, all found and named")
+    tell(f"{kind}: {harms} damaged files of a checkpoint, all found and named")
     assert Checkpoint(checkpoint).flaws() == []

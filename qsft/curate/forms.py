@@ -3,6 +3,7 @@
 What comes out has the form of what went in, so it trains as that would have.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ QUESTIONS = ("question", "problem", "instruction")
 RESPONSES = ("response", "solution", "completion", "output")
 
 
-class Form:
+class Form(ABC):
     """How rows of one kind are read and written; `name` is what a manifest calls it."""
 
     name: str
@@ -27,17 +28,17 @@ class Form:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
 
+    @abstractmethod
     def read(self, row: Row) -> Pair | None:
         """Question and response; None for a row that holds no demonstration."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prompt(self, row: Row, question: str) -> list[int]:
         """The token ids up to the response, with `question` in the place of the row's own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rewrite(self, row: Row, response: str) -> dict[str, Any]:
         """The row with another response."""
-        raise NotImplementedError
 
     def keep(self, row: Row) -> dict[str, Any]:
         """The row with its own response."""

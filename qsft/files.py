@@ -111,6 +111,8 @@ def explain(error: OSError, directory: Path, what: str, needed: int = 0) -> OSEr
 def shown(path: str | Path) -> str:
     """A path as the user at this terminal would type it: relative where it lies below the current directory.
 
+    Elsewhere it stays whole: `~` would not survive the quotes of the commands that are printed.
+
     >>> shown(Path.cwd() / "runs" / "mine")
     'runs/mine'
     """

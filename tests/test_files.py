@@ -15,6 +15,7 @@ from qsft.files import (
     publish,
     read_json,
     read_lines,
+    shown,
     temporary_name,
     write_json,
     write_line,
@@ -122,3 +123,9 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="cannot be written"):
         probe(tmp_path)
+
+
+@pytest.mark.parametrize(("path", "name"), [("{here}/runs/a", "runs/a"), ("runs/a", "runs/a"), ("/x", "/x")])
+def test_a_path_is_shown_from_where_the_user_is(path, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shown(path.format(here=tmp_path)) == name

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+from qsft.files import shown
 from qsft.processes import is_main
 
 EXAMPLES = """\
@@ -120,7 +121,7 @@ def run_info(args: argparse.Namespace) -> int:
         *((name.replace("_", " "), f"{value:,.6g}") for name, value in measured.items() if name != "documents"),
         *((f"made with {name}", version) for name, version in cache.manifest.libraries.items()),
     ]
-    print(f"teacher cache {cache.path}")
+    print(f"teacher cache {shown(cache.path)}")
     _print_table(rows)
     return 0
 
@@ -137,7 +138,7 @@ def run_verify(args: argparse.Namespace) -> int:
     for why in report.problems.values():
         print(f"- {why}")
     if not report.ok:
-        print(f"{len(report.problems)} damaged files in {report.path}")
+        print(f"{len(report.problems)} damaged files in {shown(report.path)}")
         if args.drop:
             print(f"removed them; {report.drop():,} documents are left. Build the cache again for the others.")
         return 1

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from qsft.files import shown
+
 EXAMPLES = """\
 examples:
   qsft compare runs/sft runs/target                 directories of trained models, or of their evaluations
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     runs = [base_evaluation(others) if run == BASE else evaluation(run) for run in args.runs]
     comparison = compare(runs, args.paper, names=[BASE if run == BASE else next(names) for run in args.runs])
     page = comparison.write(args.output_dir)
-    print(f"{comparison}\n{page}")
+    print(f"{comparison}\n{shown(page)}")
     return 0
 
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from qsft.files import shown
 from qsft.processes import Group, is_main
 
 EXAMPLES = """\
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         settings["engine"] = engine_options(args.engine or ())
         report = evaluate(model, tasks, protocol=protocol, output_dir=directory, **settings, **changes)
     if is_main():
-        print(f"\n{report}\n{directory / 'report.html'}")
+        print(f"\n{report}\n{shown(directory / 'report.html')}")
     Group().end()
     return 0
 

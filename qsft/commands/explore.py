@@ -130,17 +130,18 @@ def _subject(args: argparse.Namespace) -> "Subject":
 
 
 def _write(path: str, text: str) -> int:
+    from qsft.files import shown
     from qsft.page import write_page
 
-    print(f"{write_page(path, text)}  ({len(text.encode()) / 1e6:.1f} MB; open it in a browser)")
+    print(f"{shown(write_page(path, text))}  ({len(text.encode()) / 1e6:.1f} MB; open it in a browser)")
     return 0
 
 
 def _write_json(path: str | None, data: "Mapping[str, Any]") -> None:
     from pathlib import Path
 
-    from qsft.files import write_json
+    from qsft.files import shown, write_json
 
     if path is not None:
         write_json(Path(path), data)
-        print(path)
+        print(shown(path))

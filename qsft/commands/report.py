@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from qsft.files import shown
+
 PLACES = ("runs", "sweeps", "evals")  # where trainings, sweeps and evaluations of hub models go by default
 EXAMPLES = """\
 examples:
@@ -40,5 +42,5 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"there is no directory {', '.join(absent)} to collect evaluated runs from.")
     summary = overview(places)
     page = write_overview(summary, args.output_dir)
-    print(f"{to_markdown(summary)}\n{page}")
+    print(f"{to_markdown(summary)}\n{shown(page)}")
     return 0

@@ -13,7 +13,7 @@ from qsft.demo.demonstration import FILTER, RESCUE
 from qsft.demo.findings import findings
 from qsft.demo.results import Results
 from qsft.demo.sheets import Chart, Sheet, next_steps, sheets
-from qsft.files import write_json
+from qsft.files import shown, write_json
 from qsft.page import BLUE, COLOURS, GREY, ORANGE, SKY, escape, figure, page, table, write_page
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def show(
         console.print(f"  • {sentence}", highlight=False)
     write_json(out / "results.json", record)
     write_page(out / "index.html", webpage(tables, said, commands))
-    console.print(f"\n[bold]Written[/bold]\n  {out / 'results.json'}\n  {out / 'index.html'}", highlight=False)
+    console.print(f"\n[bold]Written[/bold]\n  {shown(out)}/results.json\n  {shown(out)}/index.html", highlight=False)
     if write_picture(tables[0], out / "accuracy.png"):
-        console.print(f"  {out / 'accuracy.png'}", highlight=False)
+        console.print(f"  {shown(out)}/accuracy.png", highlight=False)
     else:
         console.print("accuracy.png was left out: it needs matplotlib (pip install 'qsft[demo]').", markup=False)
     console.print("\n[bold]What to run next[/bold]")

@@ -17,7 +17,7 @@ from qsft.evals import stats
 from qsft.evals.comparison import problem_scores
 from qsft.evals.eval_directory import graded_tasks, read_result
 from qsft.evals.published import Published, paper, published_setting
-from qsft.files import read_json
+from qsft.files import read_json, shown
 from qsft.recipe.recipe_file import run_name
 from qsft.recipe.trained import BASE, RECORD, base_words, recorded, student_of
 
@@ -156,7 +156,7 @@ def _missing(name: str, setting: Mapping[str, Any], methods: Sequence[str], trai
             continue
         command = f"qsft sweep {name} --grid target={method}"
         if method in waiting:
-            command = f"qsft eval {shlex.quote(str(waiting[method]))}"
+            command = f"qsft eval {shlex.quote(shown(waiting[method]))}"
         elif method == BASE:
             command = setting["base"]
         yield f"{name}, {method}: {command}"

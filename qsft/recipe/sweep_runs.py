@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qsft.files import make_directory, read_json, write_json
+from qsft.files import make_directory, read_json, shown, write_json
 from qsft.recipe.keys import read_word
 from qsft.recipe.recipe_file import read_recipe, run_name
 from qsft.recipe.relaunch import LAUNCHER_KEYS, run_child, split_words
@@ -154,7 +154,7 @@ class Sweep:
         runs = {run.name: self.evaluation(run) for run in self.runs}
         comparison = compare(list(runs.values()), self.paper or self._published(), names=list(runs))
         page = comparison.write(self.directory / "comparison")
-        print(f"\n{comparison}\n{page}")
+        print(f"\n{comparison}\n{shown(page)}")
         return page
 
     def evaluation(self, run: Run) -> Path:

@@ -147,10 +147,11 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def read_lines(path: Path, *, keys: Collection[str] = (), remedy: str = "Delete the line.") -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file; a line that is none, or lacks one of `keys`, is named."""
+    """The objects of a JSONL file; a line that is none, or lacks one of `keys`, is named. Blank lines are skipped."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            yield _object(line, f"{path}:{number}", keys, remedy)
+            if line.strip():
+                yield _object(line, f"{path}:{number}", keys, remedy)
 
 
 def cut_torn_line(path: Path) -> None:

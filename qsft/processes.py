@@ -54,6 +54,12 @@ class Group:
         if self._state is not None:
             self._state.wait_for_everyone()
 
+    def gather(self, items: list[Any]) -> list[Any]:
+        """What every process brings, in the order of processes."""
+        from accelerate.utils import gather_object
+
+        return list(gather_object(items)) if self._state is not None else items
+
     def end(self) -> None:
         """Dissolve the group, without which gloo aborts at exit."""
         if self._state is not None:

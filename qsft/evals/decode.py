@@ -150,9 +150,8 @@ class Batch:
         now["logits"] = out.logits[:, -1]
 
     def _generation(self, place: int) -> Generation:
-        text, tokens, finish = self.sampler.stops.cut(self.written[place])
-        request = self.rows[place].request
-        return Generation(request.problem, request.sample, text, tokens, finish)
+        request, ids = self.rows[place].request, self.written[place]
+        return Generation(request.problem, request.sample, *self.sampler.stops.cut(ids), ids)
 
 
 def _is_plain(cache: Any) -> bool:

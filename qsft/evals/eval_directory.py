@@ -5,7 +5,7 @@ one that another model or protocol made is never taken for this one's.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from qsft.processes import Group
 
 REMEDY = "Delete the line (it is sampled again), or start with --fresh."
 LOST = "Restore the file; or delete it and start with --fresh, since nothing says then what made the generations."
+AGAIN = "Grade again with `qsft eval … --rescore`."
 
 
 class EvalDirectory:
@@ -30,15 +31,13 @@ class EvalDirectory:
         if self.path is not None and self.path.exists():
             make_directory(self.path, "the evaluation's directory")
         self.generations = Ledger(self.path and self.path / "generations", self.group, remedy=REMEDY)
-        # Each process grades what it draws; process 0 collects the grades.
-        several = self.path is not None and self.group.count > 1
-        self.grading = Ledger(self.path / "grading" if self.path and several else None, self.group)
+        self._settings: dict[str, Any] = {}  # where there is no path
 
     def settings(self) -> dict[str, Any]:
         """The settings each task was sampled with."""
-        path = self.path / "settings.json" if self.path is not None else None
+        path = self.path and self.path / "settings.json"
         if path is None or not path.is_file():
-            return {}
+            return self._settings
         recorded = read_json(path, LOST)
         for task, one in recorded.items():
             keys = ("about", "made_by", "protocol", "limit")
@@ -47,6 +46,7 @@ class EvalDirectory:
         return recorded
 
     def write_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
+        self._settings = {task: sealed(one) for task, one in settings.items()} if self.path is None else {}
         self.write_json("settings.json", {task: sealed(one) for task, one in settings.items()})
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -60,28 +60,34 @@ class EvalDirectory:
         except (OSError, ValueError):
             return {}
 
-    def other_results(self, done: Sequence[str], settings: Mapping[str, Any]) -> tuple[list[Result], dict[str, str]]:
+    def other_results(
+        self, done: Sequence[str], settings: Mapping[str, Any]
+    ) -> tuple[dict[str, Result], dict[str, str]]:
         """The complete results of the directory's other tasks; those that do not belong here, with the reason."""
-        results: list[Result] = []
+        results: dict[str, Result] = {}
         left_out: dict[str, str] = {}
-        model = next((settings[task]["made_by"].get("model") for task in done if task in settings), None)
+        model = settings[done[0]]["made_by"].get("model")
         for task, one in settings.items():
             if task in done or self.path is None:
                 continue
             if one["made_by"].get("model") != model:
                 left_out[task] = "other weights answered it"
-                continue
-            if not self.generations.holds(task):
+            elif not self.generations.holds(task):
                 left_out[task] = "its generations are lost"
-                continue
-            if len(self.generations.read(task)) < one["limit"] * one["protocol"]["n"] or not self._graded(task):
+            elif (
+                len(self.generations.read(task)) < one["limit"] * one["protocol"]["n"]
+                or not (self.path / "grades" / f"{task}.jsonl").is_file()
+            ):
                 left_out[task] = "it is not finished"
-                continue
-            results.append(read_result(self.path, task, one.get("reading")))
+            else:
+                results[task] = read_result(self.path, task, one.get("reading"))
         return results, left_out
 
-    def _graded(self, task: str) -> bool:
-        return self.path is not None and (self.path / "grades" / f"{task}.jsonl").is_file()
+    def start(self, task: str, fresh: bool) -> None:
+        """Cut off what a kill left behind the last whole line; `fresh` deletes the task's generations."""
+        if fresh:
+            self.generations.remove(task)
+        self.generations.repair(task)
 
     def drawn(self, task: str, made_by: Mapping[str, str]) -> dict[Key, Generation]:
         """The generations so far; `made_by` is the digest of what draws each problem's samples."""
@@ -95,8 +101,8 @@ class EvalDirectory:
         return {key: _generation(record) for key, record in found.items()}
 
     def append(self, task: str, made_by: Mapping[str, str], drawn: Iterable[Generation]) -> Iterator[Generation]:
-        """Pass generations on, each written before it is passed."""
-        rows = (sealed({**asdict(one), "settings": made_by.get(one.problem)}) for one in drawn)
+        """Pass generations on, each written before it is passed; their token ids are not kept."""
+        rows = (sealed({**one.record(), "settings": made_by.get(one.problem)}) for one in drawn)
         yield from map(_generation, self.generations.append(task, rows))
 
     def finish(self, task: str, made_by: Mapping[str, str], keys: Sequence[Key]) -> list[Generation]:
@@ -104,25 +110,13 @@ class EvalDirectory:
         self.drawn(task, made_by)
         return [_generation(record) for record in self.generations.settle(task, keys)]
 
-    def keep_grades(self, task: str, grades: Mapping[Key, Grade]) -> None:
-        """This process's share of a task's grades."""
-        rows = ({"problem": key[0], "sample": key[1], **asdict(grade)} for key, grade in grades.items())
-        list(self.grading.append(task, rows))
-
-    def collect_grades(self, task: str, keys: Sequence[Key]) -> list[Grade]:
-        """The grades of every process."""
-        return [_grade(record) for record in self.grading.settle(task, keys)]
-
     def write_result(self, result: Result) -> None:
         """Write a task's problems and grades."""
-        self.grading.remove(result.task)
         if self.path is not None:
             pairs = zip(result.generations, result.grades, strict=True)
-            rows = ({"problem": one.problem, "sample": one.sample, **asdict(grade)} for one, grade in pairs)
-            write_lines(self.path / "grades" / f"{result.task}.jsonl", map(sealed, rows))
-            write_lines(
-                self.path / "problems" / f"{result.task}.jsonl", (sealed(asdict(one)) for one in result.problems)
-            )
+            grades = ({"problem": one.problem, "sample": one.sample, **asdict(grade)} for one, grade in pairs)
+            for name, rows in (("grades", grades), ("problems", map(asdict, result.problems))):
+                write_lines(self.path / name / f"{result.task}.jsonl", map(sealed, rows))
 
 
 def graded_tasks(directory: Path) -> list[str]:
@@ -138,27 +132,23 @@ def graded_tasks(directory: Path) -> list[str]:
 def read_result(directory: Path, task: str, reading: str | None = None) -> Result:
     """The graded generations of a task, as an evaluation left them; texts are empty where they are lost."""
     check_stage(task)
-    grades = _read(directory / "grades" / f"{task}.jsonl", "Grade again with `qsft eval … --rescore`.")
-    records = _read(directory / "generations" / f"{task}.jsonl", REMEDY)
-    texts = {key_of(record, directory): _generation(record) for record in records}
-    keys = [key_of(record, directory) for record in grades]
+    records = {kind: _read(directory / kind / f"{task}.jsonl", remedy) for kind, remedy in
+               {"generations": REMEDY, "grades": AGAIN, "problems": AGAIN}.items()}  # fmt: skip
+    texts = {key_of(record, directory): _generation(record) for record in records["generations"]}
+    keys = [key_of(record, directory) for record in records["grades"]]
     lost = [key for key in keys if texts and key not in texts]
     if lost:
         raise ValueError(
             f"{directory}/generations/{task}.jsonl lacks problem {lost[0][0]}, sample {lost[0][1]}, which was graded."
         )
     if not keys or (texts and len(keys) != len(texts)):
-        raise ValueError(
-            f"{directory}/grades/{task}.jsonl has {len(keys)} grades of {len(texts)} generations. Grade again with "
-            "`qsft eval … --rescore`."
-        )
-    problems = _read(directory / "problems" / f"{task}.jsonl", "Grade again with `qsft eval … --rescore`.")
+        raise ValueError(f"{directory}/grades/{task}.jsonl has {len(keys)} grades of {len(texts)} generations. {AGAIN}")
     return Result(
         task,
-        len(keys) // max(1, len({problem for problem, _ in keys})),
+        len(keys) // len({problem for problem, _ in keys}),
         [texts.get(key, Generation(*key, "", 0, "stop")) for key in keys],
-        [_grade(record) for record in grades],
-        [Problem(*(row[name] for name in ("id", "question", "gold", "options"))) for row in problems],
+        [Grade(**_fields(Grade, record)) for record in records["grades"]],
+        [Problem(**_fields(Problem, record)) for record in records["problems"]],
         reading,
     )
 
@@ -184,9 +174,9 @@ def is_whole(record: Mapping[str, Any]) -> bool:
 
 
 def _generation(record: Record) -> Generation:
-    problem = record["problem"] if "problem" in record else record["document"]
+    problem = record["problem"] if "problem" in record else record["document"]  # version 0.1
     return Generation(problem, *(record[name] for name in ("sample", "text", "tokens", "finish")))
 
 
-def _grade(record: Record) -> Grade:
-    return Grade(**{name: record[name] for name in Grade.__dataclass_fields__ if name in record})
+def _fields(kind: Any, record: Record) -> dict[str, Any]:
+    return {item.name: record[item.name] for item in fields(kind) if item.name in record}

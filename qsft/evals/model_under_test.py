@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -17,17 +17,10 @@ from qsft.evals.request import context_of
 from qsft.evals.sample import Sampler
 from qsft.fingerprints import config_digest, digest_json, model_directory_digest, weights_digest
 
+if TYPE_CHECKING:
+    from qsft.evals.sample_vllm import VllmSampler
+
 BACKENDS = ("auto", "transformers", "vllm")
-
-
-class AnySampler(Protocol):
-    """What every backend offers: `sample(requests)`, and the context it keeps to."""
-
-    context: int | None
-
-    def sample(self, requests: Any) -> Any:
-        """The responses as they finish."""
-        ...
 
 
 @dataclass
@@ -50,10 +43,12 @@ class ModelUnderTest:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}.")
-        if isinstance(self.model, torch.nn.Module) and self.tokenizer is None:
+        if self.in_memory is not None and self.tokenizer is None:
             raise ValueError("a model in memory needs its tokenizer: evaluate(model, tokenizer=tokenizer, …).")
         if self.backend == "auto":
-            self.backend = "vllm" if self._vllm_fits() else "transformers"
+            adapter = self.in_memory is None and (Path(str(self.model)) / "adapter_config.json").is_file()
+            fits = self.in_memory is None and not adapter and installed("vllm") and torch.cuda.is_available()
+            self.backend = "vllm" if fits else "transformers"
         if self.backend == "vllm" and self.processes > 1 and self.tensor_parallel_size > 1:
             raise ValueError(
                 f"{self.processes} processes have an engine and a GPU each, which leaves none for "
@@ -63,60 +58,61 @@ class ModelUnderTest:
             raise ValueError("--engine and --no_request_seeds are vLLM's. Leave them out, or set --backend vllm.")
         if self.backend == "vllm" and not installed("vllm"):
             raise ValueError("the backend vllm is not installed. pip install 'qsft[vllm]', or --backend transformers.")
-        check_dtype(self.dtype)
+        self.device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.dtype = self._precision(self.device)
         _ = self.config  # a name that is no model's is refused now, not after the tasks were read
 
-    def _vllm_fits(self) -> bool:
-        path = not isinstance(self.model, torch.nn.Module)
-        adapter = path and (Path(str(self.model)) / "adapter_config.json").is_file()
-        return path and not adapter and installed("vllm") and torch.cuda.is_available()
+    def _precision(self, device: torch.device) -> str:
+        """The dtype by name; one that torch does not know is refused before a model is loaded."""
+        dtype = getattr(torch, self.dtype, None)
+        if self.dtype != "auto" and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"unknown dtype {self.dtype!r}; choose auto, float32, bfloat16 or float16.")
+        if self.in_memory is not None:
+            return str(self.in_memory.dtype).removeprefix("torch.")
+        automatic = "bfloat16" if device.type == "cuda" else "float32"
+        return automatic if self.dtype == "auto" else self.dtype
+
+    @property
+    def in_memory(self) -> PreTrainedModel | None:
+        """The model, where it was given as one."""
+        return self.model if isinstance(self.model, torch.nn.Module) else None
 
     @property
     def name(self) -> str:
         """What a report calls the model."""
-        return (
-            str(self.model.name_or_path or "model in memory")
-            if isinstance(self.model, PreTrainedModel)
-            else str(self.model)
-        )
-
-    @property
-    def independent(self) -> bool:
-        """Whether batching leaves samples as they are: only float32, seeded here, is close enough to exact."""
-        return self.backend == "transformers" and self._dtype_name() == "float32"
+        return str(self.model) if self.in_memory is None else self.in_memory.name_or_path or "model in memory"
 
     @cached_property
     def config(self) -> Any:
         """The model's configuration."""
-        if isinstance(self.model, torch.nn.Module):
-            return self.model.config
-        return of_the_model(AutoConfig, str(self.model), option="qsft eval")
+        return self.in_memory.config if self.in_memory else of_the_model(AutoConfig, self.name, option="qsft eval")
 
     def about(self) -> dict[str, Any]:
-        """What a report says about the model and how it was drawn from."""
-        return {
-            "model": self.name,
-            "context": context_of(self.config),
-            "backend": self.backend,
-            "dtype": self._dtype_name(),
-            "independent": self.independent,
-        }
+        """What a report says about the model and how it was drawn from.
+
+        independent: whether batching leaves samples as they are. Only float32, seeded here, is close enough to exact.
+        """
+        independent = self.backend == "transformers" and self.dtype == "float32"
+        about = {"model": self.name, "context": context_of(self.config), "backend": self.backend, "dtype": self.dtype}
+        return {**about, "independent": independent}
 
     def record(self) -> dict[str, Any]:
         """What must be the same for generations to be continued: the weights, the backend, the precision."""
         unseeded = {} if self.seed_requests else {"request_seeds": False}
-        return {"model": self._identity(), "backend": self.backend, "dtype": self._dtype_name(), **unseeded}
+        return {"model": self._identity(), "backend": self.backend, "dtype": self.dtype, **unseeded}
 
-    def sampler(self, sampling: Sampling) -> AnySampler:
+    def sampler(self, sampling: Sampling) -> "Sampler | VllmSampler":
         """A sampler of the model, which is loaded on the first call."""
         if self.backend == "vllm":
             from qsft.evals.sample_vllm import VllmSampler, start_engine
 
-            name, dtype = str(self.model), self._dtype_name()
-            self._engine = self._engine or start_engine(name, dtype, self.tensor_parallel_size, self._engine_options())
+            limits = [size for size in (self.positions, context_of(self.config)) if size is not None]
+            options = {"max_model_len": min(limits), **self.engine} if len(limits) == 2 else self.engine
+            self._engine = self._engine or start_engine(self.name, self.dtype, self.tensor_parallel_size, options)
             return VllmSampler(self._engine, self._tokenizer(), sampling, seed_requests=self.seed_requests)
         if self._engine is None:
-            self._engine = self.model if isinstance(self.model, torch.nn.Module) else self._load()
+            loaded: Any = self.in_memory or AutoModelForCausalLM.from_pretrained(self.name, dtype=self.dtype)
+            self._engine = loaded if self.in_memory else loaded.to(self.device)
         return Sampler(self._engine, self._tokenizer(), sampling, batch_size=self.batch_size)
 
     def limit_positions(self, prompts: Iterable[Prompt], max_new_tokens: int) -> None:
@@ -125,38 +121,18 @@ class ModelUnderTest:
             needed = max(len(encode(self._tokenizer(), prompt)) for prompt in prompts) + max_new_tokens
             self.positions = max(needed, self.positions or 0)
 
-    def _engine_options(self) -> dict[str, Any]:
-        context = context_of(self.config)
-        if self.positions is None or context is None:
-            return dict(self.engine)
-        return {"max_model_len": min(self.positions, context), **self.engine}
-
-    def _load(self) -> PreTrainedModel:
-        model: Any = AutoModelForCausalLM.from_pretrained(str(self.model), dtype=self._dtype_name())
-        model.to(self._device())
-        return model  # type: ignore[no-any-return]
-
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        if self.tokenizer is None:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(self.model))
+        self.tokenizer = self.tokenizer or AutoTokenizer.from_pretrained(self.name)
         return self.tokenizer
 
-    def _device(self) -> torch.device:
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-    def _dtype_name(self) -> str:
-        if isinstance(self.model, torch.nn.Module):
-            return str(self.model.dtype).removeprefix("torch.")
-        if self.dtype != "auto":
-            return self.dtype
-        return "bfloat16" if self._device().type == "cuda" else "float32"
-
     def _identity(self) -> str:
-        if isinstance(self.model, torch.nn.Module):
+        if self.in_memory is not None:
             template = getattr(self.tokenizer, "chat_template", None)
-            return digest_json([weights_digest(self.model.named_parameters()), config_digest(self.config), template])
-        if Path(self.model).is_dir():
-            return model_directory_digest(Path(self.model))
+            return digest_json(
+                [weights_digest(self.in_memory.named_parameters()), config_digest(self.config), template]
+            )
+        if Path(self.name).is_dir():
+            return model_directory_digest(Path(self.name))
         return f"{self.model}@{getattr(self.config, '_commit_hash', None)}"
 
 
@@ -175,10 +151,3 @@ def of_the_model(kind: Any, name: str, *, option: str, **how: Any) -> Any:
 def installed(module: str) -> bool:
     """Whether a module is there to be imported."""
     return module in sys.modules or importlib.util.find_spec(module) is not None
-
-
-def check_dtype(name: str) -> None:
-    """Refuse a precision that torch does not know, before a model is loaded."""
-    dtype = getattr(torch, name, None)
-    if name != "auto" and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"unknown dtype {name!r}; choose auto, float32, bfloat16 or float16.")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -9,24 +10,37 @@ from pathlib import Path
 from typing import Any
 
 from qsft.evals.tasks import Problem, Task
+from qsft.files import read_lines
 
-Row = tuple[str, Mapping[str, Any]]  # where it stands (for messages), what it holds
-
-_BOX = re.compile(r"\\boxed\s*\{")
+Placed = tuple[str, Mapping[str, Any]]  # where a row stands (for messages), what it holds
 
 
 def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | None = None) -> list[Problem]:
-    """The problems of a task, in the order of its rows; wrong rows are refused by line and field."""
+    """The problems of a task, in the order of its rows; wrong rows are refused by line and field.
+
+    Repeated problems are renamed if the benchmark was published with them, refused otherwise.
+    """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} leaves no problem of {task.name}; it must be 1 or more.")
     if task.problems is not None:
-        problems = list(task.problems)
-        _refuse_repeats([(f"problem {i}", problem) for i, problem in enumerate(problems)], task)
+        placed = [(f"problem {i}", problem) for i, problem in enumerate(task.problems)]
     else:
-        rows = list(read_rows(task, Path(data_dir) if data_dir is not None else None))
-        problems = _unique([(place, to_problem(row, task, place)) for place, row in rows], task)
-    if not problems:
+        rows = read_rows(task, Path(data_dir) if data_dir is not None else None)
+        placed = [(place, to_problem(row, task, place)) for place, row in rows]
+    if not placed:
         raise ValueError(f"task {task.name!r} has no problems: {task.path or data_dir or task.hub} is empty.")
+    first: dict[str, str] = {}
+    seen: Counter[str] = Counter()
+    problems = []
+    for place, problem in placed:
+        if first.setdefault(problem.id, place) != place and len(placed) != task.rows:
+            raise ValueError(
+                f"{place}: the same problem as {first[problem.id]}, so task {task.name!r} would count it twice. "
+                "Remove one of them."
+            )
+        seen[problem.id] += 1
+        repeat = f"-{seen[problem.id]}" if seen[problem.id] > 1 else ""
+        problems.append(replace(problem, id=problem.id + repeat))
     return problems[:limit]
 
 
@@ -35,8 +49,7 @@ def to_problem(row: Mapping[str, Any], task: Task, place: str) -> Problem:
     question = str(_value(row, task.question, place, task)).strip()
     options = _options(_value(row, ("options",), place, task), place) if task.multiple_choice else None
     gold = _gold(row, task, place)
-    if options is not None:
-        gold = _letter(gold, options, place)
+    gold = gold if options is None else _letter(gold, options, place)
     return Problem(problem_id(question, options), question, gold, options)
 
 
@@ -46,52 +59,39 @@ def problem_id(question: str, options: Mapping[str, str] | None = None) -> str:
     return blake2b(asked.encode(), digest_size=8).hexdigest()
 
 
-def read_rows(task: Task, data_dir: Path | None) -> Iterator[Row]:
+def read_rows(task: Task, data_dir: Path | None) -> Iterator[Placed]:
     """The rows of a task: its own file, else data_dir/<name>.jsonl (or the medical sets' one file), else the hub."""
     path = task.path or (data_dir / f"{task.name}.jsonl" if data_dir is not None else None)
     if path is not None and path.is_file():
-        yield from _jsonl(path)
+        numbers = [n for n, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()]
+        for number, row in zip(numbers, read_lines(path, remedy="Write one object per line.")):
+            yield f"{path}:{number}", row
     elif data_dir is not None and task.file and (data_dir / task.file).is_file():
-        yield from _from_file(data_dir / task.file, task)
+        yield from _of_source(data_dir / task.file, task)
     elif data_dir is not None:
         raise FileNotFoundError(
             f"--data_dir has no file for task {task.name!r}: {path} is missing. It holds one JSON object per line with "
             f"the fields {task.fields}."
         )
     else:
-        yield from _from_hub(task)
+        yield from _of_the_hub(task)
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{place}: not a JSON object ({error.msg}). Write one object per line.") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{place}: a {type(row).__name__}, not a JSON object. Write one object per line.")
-        yield place, row
-
-
-def _from_file(path: Path, task: Task) -> Iterator[Row]:
+def _of_source(path: Path, task: Task) -> Iterator[Placed]:
     """The rows of one source in a JSON file {source: [row, …]}; names match up to case, dashes and a suffix."""
+
+    def bare(name: str) -> str:
+        return re.sub(r"[\W_]", "", name).casefold()
+
     sources = json.loads(path.read_text(encoding="utf-8"))
-    wanted = _bare(task.source or task.name)
-    found = [name for name in sources if _bare(name).startswith(wanted)]
+    found = [name for name in sources if bare(name).startswith(bare(task.source or task.name))]
     if len(found) != 1:
         raise ValueError(f"{path}: {len(found)} sources look like {task.source!r}; it has {', '.join(sources)}.")
     for number, row in enumerate(sources[found[0]]):
         yield f"{path}: {found[0]}[{number}]", row
 
 
-def _bare(name: str) -> str:
-    return re.sub(r"[\W_]", "", name).casefold()
-
-
-def _from_hub(task: Task) -> Iterator[Row]:
+def _of_the_hub(task: Task) -> Iterator[Placed]:
     from datasets import load_dataset
     from huggingface_hub import hf_hub_download
 
@@ -99,7 +99,7 @@ def _from_hub(task: Task) -> Iterator[Row]:
         raise ValueError(f"task {task.name!r} has neither problems, a path nor a hub data set. Give it one of them.")
     try:
         if task.file:
-            yield from _from_file(Path(hf_hub_download(task.hub, task.file, repo_type="dataset")), task)
+            yield from _of_source(Path(hf_hub_download(task.hub, task.file, repo_type="dataset")), task)
             return
         data = load_dataset(task.hub, task.config, split=task.split)
     except OSError as error:  # no network, no such data set, no access: all of them derive from it
@@ -129,15 +129,13 @@ def _gold(row: Mapping[str, Any], task: Task, place: str) -> Any:
         if not gold or any(not str(one).strip() for one in gold):
             raise ValueError(f"{place}: the list of gold answers is empty or holds an empty one.")
         return str(gold[0]) if len(gold) == 1 else [str(one) for one in gold]
-    return _boxed_in(str(gold), place) if gold is row.get("solution") else gold
-
-
-def _boxed_in(solution: str, place: str) -> str:
+    if gold is not row.get("solution"):
+        return gold
     from qsft.evals.answers import extract
 
-    if not _BOX.search(solution):
+    if not re.search(r"\\boxed\s*\{", str(gold)):
         raise ValueError(f"{place}: the solution has no \\boxed answer to take as gold. Add a field 'answer'.")
-    return str(extract(solution))
+    return str(extract(str(gold)))
 
 
 def _options(options: Any, place: str) -> dict[str, str]:
@@ -155,27 +153,3 @@ def _letter(gold: Any, options: Mapping[str, str], place: str) -> str:
     if letter not in options:
         raise ValueError(f"{place}: the gold answer {gold!r} is none of the options {', '.join(letters)}.")
     return letter
-
-
-def _unique(placed: list[tuple[str, Problem]], task: Task) -> list[Problem]:
-    """The problems, repeated ones renamed if the benchmark was published with them, refused otherwise."""
-    if task.rows is None or len(placed) != task.rows:
-        _refuse_repeats(placed, task)
-    seen: dict[str, int] = {}
-    problems = []
-    for _, problem in placed:
-        seen[problem.id] = seen.get(problem.id, 0) + 1
-        repeat = seen[problem.id]
-        problems.append(problem if repeat == 1 else replace(problem, id=f"{problem.id}-{repeat}"))
-    return problems
-
-
-def _refuse_repeats(placed: list[tuple[str, Problem]], task: Task) -> None:
-    first: dict[str, str] = {}
-    for place, problem in placed:
-        if problem.id in first:
-            raise ValueError(
-                f"{place}: the same problem as {first[problem.id]}, so task {task.name!r} would count it twice. "
-                "Remove one of them."
-            )
-        first[problem.id] = place

@@ -43,11 +43,6 @@ class Protocol(Sampling):
     prompt: str = "boxed"
     rule: str = "boxed"
 
-    @property
-    def sampling(self) -> Sampling:
-        """The part that the sampler reads."""
-        return Sampling(**{item.name: getattr(self, item.name) for item in fields(Sampling)})
-
     def record(self) -> dict[str, Any]:
         """JSON-able settings of the run."""
         return {**asdict(self), "stop": list(self.stop)}

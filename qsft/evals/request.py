@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,11 +17,15 @@ TEXT_CHECK = 32  # tokens between looks for a stop string; the text is cut exact
 
 @dataclass(frozen=True)
 class Request:
-    """One response to draw: sample `sample` of problem `problem`, whose prompt is text, token ids or messages."""
+    """One response to draw: sample `sample` of problem `problem`, whose prompt is text, token ids or messages.
+
+    `limit`: its most tokens, where that is fewer than what is sampled otherwise.
+    """
 
     problem: str
     sample: int
     prompt: Prompt
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class Generation:
     text: str
     tokens: int
     finish: str
+    ids: Sequence[int] = field(default=(), compare=False, repr=False)  # as long as it is not written to disk
+
+    def record(self) -> dict[str, Any]:
+        """What is kept of it."""
+        return {name: getattr(self, name) for name in ("problem", "sample", "text", "tokens", "finish")}
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,8 @@ def plan(
     rows = []
     for request in requests:
         prompt = ids[id(request.prompt)]
-        room = max_new_tokens if context is None else min(max_new_tokens, context - len(prompt))
+        longest = max_new_tokens if request.limit is None else min(max_new_tokens, request.limit)
+        room = longest if context is None else min(longest, context - len(prompt))
         if not prompt or room < 1:
             raise ValueError(
                 f"problem {request.problem}: its prompt has {len(prompt)} tokens, and the model's context of "

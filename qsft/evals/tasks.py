@@ -11,6 +11,7 @@ from typing import Any
 from qsft.data.prompts import Prompt
 from qsft.evals.grade import Gold, Grade
 from qsft.evals.request import Generation
+from qsft.files import read_lines
 from qsft.ledger import check_stage
 from qsft.targets.did_you_mean import did_you_mean
 
@@ -56,19 +57,6 @@ class Task:
         return ", ".join([*names, "options"] if self.multiple_choice else names)
 
 
-def _medical(name: str, source: str, rows: int) -> Task:
-    return Task(
-        name,
-        hub="UCSC-VLAA/m1_eval_data",
-        file="m1_eval_data.json",
-        source=source,
-        rows=rows,
-        question=("question",),
-        gold=("answer_idx",),
-        multiple_choice=True,
-    )
-
-
 MATH = (
     Task("math500", "HuggingFaceH4/MATH-500", rows=500),
     Task("minerva", "math-ai/minervamath", rows=272, gold=("answer", "solution")),
@@ -76,62 +64,64 @@ MATH = (
     Task("aime24", "HuggingFaceH4/aime_2024", "train", rows=30),
     Task("amc23", "math-ai/amc23", rows=40),
 )
-MEDICAL = (
-    _medical("medmcqa", "MedMCQA", 4183),
-    _medical("medqa", "MedQA", 1273),
-    _medical("pubmedqa", "PubMedQA", 1000),
-    _medical("mmlu_pro_medical", "MMLU-Pro", 1535),
-    _medical("gpqa_medical", "GPQA", 390),
-    _medical("lancet", "Lancet", 412),
-    _medical("medbullets_4", "MedBullets_op4", 308),
-    _medical("medbullets_5", "MedBullets_op5", 308),
-    _medical("medxpertqa", "MedXpertQA", 1449),
-    _medical("nejm", "NEJM", 603),
+_CHOICE: dict[str, Any] = {"question": ("question",), "gold": ("answer_idx",), "multiple_choice": True}
+MEDICAL = tuple(
+    Task(name, "UCSC-VLAA/m1_eval_data", file="m1_eval_data.json", source=source, rows=rows, **_CHOICE)
+    for name, source, rows in (
+        ("medmcqa", "MedMCQA", 4183),
+        ("medqa", "MedQA", 1273),
+        ("pubmedqa", "PubMedQA", 1000),
+        ("mmlu_pro_medical", "MMLU-Pro", 1535),
+        ("gpqa_medical", "GPQA", 390),
+        ("lancet", "Lancet", 412),
+        ("medbullets_4", "MedBullets_op4", 308),
+        ("medbullets_5", "MedBullets_op5", 308),
+        ("medxpertqa", "MedXpertQA", 1449),
+        ("nejm", "NEJM", 603),
+    )
 )
 TASKS = {task.name: task for task in (*MATH, *MEDICAL)}
 GROUPS = {"math": MATH, "medical": MEDICAL}
 
 
+def listed(wanted: str | Task | Iterable[str | Task]) -> list[str | Task]:
+    """What is wanted, one by one; a string may hold several."""
+    if isinstance(wanted, str):
+        return [name.strip() for name in wanted.split(",") if name.strip()]
+    return [wanted] if isinstance(wanted, Task) else list(wanted)
+
+
 def find_tasks(wanted: str | Task | Iterable[str | Task]) -> list[Task]:
     """The tasks named: groups (math, medical), names, JSONL files, or Task objects; a string may hold several."""
-    if isinstance(wanted, str):
-        wanted = [name.strip() for name in wanted.split(",") if name.strip()]
     found: dict[str, Task] = {}
-    for one in [wanted] if isinstance(wanted, Task) else wanted:
-        for task in [one] if isinstance(one, Task) else _named(one):
-            check_stage(task.name)  # files are named after it
-            if found.setdefault(task.name, task) != task:
-                raise ValueError(f"two different tasks are called {task.name!r}; rename one of them.")
+    for task in (task for one in listed(wanted) for task in ([one] if isinstance(one, Task) else _named(one))):
+        check_stage(task.name)  # files are named after it
+        if found.setdefault(task.name, task) != task:
+            raise ValueError(f"two different tasks are called {task.name!r}; rename one of them.")
     if not found:
         raise ValueError(f"no task is named. Choose {', '.join(GROUPS)}, or of {', '.join(TASKS)}, or a JSONL file.")
     return list(found.values())
 
 
 def _named(name: str) -> Sequence[Task]:
-    if name in GROUPS:
-        return GROUPS[name]
-    if name in TASKS:
-        return [TASKS[name]]
     if name.endswith(".jsonl"):
         return [_task_of(Path(name))]
-    known = [*GROUPS, *TASKS]
-    raise ValueError(
-        f"unknown task {name!r}.{did_you_mean(name.lower(), known)} Known: {', '.join(known)}; a file of your own "
-        "ends in .jsonl."
-    )
+    known = {**GROUPS, **{task.name: (task,) for task in TASKS.values()}}
+    if name not in known:
+        raise ValueError(
+            f"unknown task {name!r}.{did_you_mean(name.lower(), known)} Known: {', '.join(known)}; a file of your own "
+            "ends in .jsonl."
+        )
+    return known[name]
 
 
 def _task_of(path: Path) -> Task:
     """The task that a JSONL file is: multiple choice when its first row has options."""
-    import json
-
     if not path.is_file():
         raise FileNotFoundError(f"there is no task file {path}. It holds one JSON object per line: problem, answer.")
-    with path.open(encoding="utf-8") as lines:
-        first = next((line for line in lines if line.strip()), "")
     try:
-        choice = isinstance(row := json.loads(first or "{}"), dict) and "options" in row
-    except json.JSONDecodeError:
+        choice = "options" in next(read_lines(path), ())
+    except ValueError:
         choice = False  # reading the problems names the line
     gold = ("answer_idx", "answer") if choice else ("answer",)
     return Task(path.stem, path=path, multiple_choice=choice, gold=gold)

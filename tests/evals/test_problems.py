@@ -67,8 +67,8 @@ def test_a_document_keeps_its_id_in_another_order(tmp_path):
         ({"problem": "p", "answer": " "}, r"bad.jsonl:2: field 'answer' is empty"),
         ({"problem": "", "answer": "1"}, r"bad.jsonl:2: field 'problem' is empty"),
         ({"problem": "first", "answer": "1"}, r"bad.jsonl:2: the same problem as .*bad.jsonl:1"),
-        ("{broken", r"bad.jsonl:2: not a JSON object"),
-        ("[1]", r"bad.jsonl:2: a list, not a JSON object"),
+        ("{broken", r"bad.jsonl:2: not valid JSON. Write one object per line"),
+        ("[1]", r"bad.jsonl:2: not a JSON object but list"),
     ],
 )
 def test_a_wrong_row_is_named_by_line_and_field(tmp_path, row, message):

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -105,9 +105,6 @@ def explain(error: OSError, directory: Path, what: str, needed: int = 0) -> OSEr
     return error
 
 
-# ---- JSON ----
-
-
 def shown(path: str | Path) -> str:
     """A path as the user at this terminal would type it: relative where it lies below the current directory.
 
@@ -120,19 +117,26 @@ def shown(path: str | Path) -> str:
     return str(Path(path).relative_to(Path.cwd())) if below else str(path)
 
 
+# ---- JSON ----
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON for people; a number that does not exist (an error of one problem) is null."""
-    _write(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all, with its directory."""
-    _write(path, text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain(error, path.parent, "the directory") from error
+    publish(path, text, what=path.name)
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write JSON lines whole or not at all."""
-    _write(path, "".join(_line(row) for row in rows))
+    write_text(path, "".join(_line(row) for row in rows))
 
 
 def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
@@ -170,14 +174,6 @@ def cut_torn_line(path: Path) -> None:
             file.truncate(at)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise explain(error, path.parent, "the directory") from error
-    publish(path, text, what=path.name)
-
-
 def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
@@ -186,22 +182,18 @@ def _object(content: bytes, where: str, keys: Collection[str], remedy: str) -> d
     def broken(why: str) -> ValueError:
         return ValueError(f"{where}: {why}. {remedy}")
 
-    value = _parsed(content, broken)
+    try:
+        value = json.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise broken("not UTF-8 text") from error
+    except (ValueError, RecursionError) as error:
+        raise broken("not valid JSON") from error
     if not isinstance(value, dict):
         raise broken(f"not a JSON object but {type(value).__name__}")
     missing = [key for key in keys if key not in value]
     if missing:
         raise broken(f"the key {missing[0]!r} is missing")
     return value
-
-
-def _parsed(content: bytes, broken: Callable[[str], ValueError]) -> Any:
-    try:
-        return json.loads(content.decode())
-    except UnicodeDecodeError as error:
-        raise broken("not UTF-8 text") from error
-    except (ValueError, RecursionError) as error:
-        raise broken("not valid JSON") from error
 
 
 def _finite(content: Any) -> Any:

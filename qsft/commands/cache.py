@@ -97,7 +97,7 @@ def _build_options(args: argparse.Namespace) -> "Path":
         raise ValueError(f"{problem}. Name a RECIPE, or give --dataset_path, --teacher and --out.")
     from transformers import AutoTokenizer
 
-    from qsft.data.tokenised import load_documents
+    from qsft.data.read import load_documents
     from qsft.teacher.capture import build_cache
 
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or args.teacher, revision=args.revision)

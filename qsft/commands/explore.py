@@ -111,7 +111,7 @@ def run_alignment(args: argparse.Namespace) -> int:
 
 
 def _subject(args: argparse.Namespace) -> "Subject":
-    from qsft.data.tokenised import load_documents
+    from qsft.data.read import load_documents
     from qsft.recipe.subject import subject_of_cache, subject_of_recipe, target_words
 
     if args.n < 1:

@@ -21,9 +21,8 @@ from qsft.curate.exercises import Exercise, find_gold, load_function, read_exerc
 from qsft.curate.forms import Form, Pairs, find_form
 from qsft.curate.methods import LOOKS_INSIDE, VERIFYING, check_settings, find_method
 from qsft.curate.options import Options
-from qsft.data.load import DataSettings
 from qsft.data.read import column_names
-from qsft.data.sources import find_source
+from qsft.data.sources import DataSettings, find_source
 from qsft.evals.model_under_test import ModelUnderTest
 from qsft.evals.request import context_of
 from qsft.files import TEMPORARY, read_json, write_json, write_lines

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from qsft.data.prompts import encode, find_preset
+from qsft.data.prompts import document, encode, find_preset, response_ids
 from qsft.targets.view import IGNORED
 
 Row = Mapping[str, Any]
@@ -146,16 +146,6 @@ FORMS: dict[type[Form], set[str]] = {
     Messages: {"messages"},
     PromptCompletion: {"prompt"},
 }
-
-
-def response_ids(tokenizer: PreTrainedTokenizerBase, response: str) -> list[int]:
-    """The ids of a response and the end token, as `qsft.data.encode` writes them."""
-    return [*_ids(tokenizer, response), int(tokenizer.eos_token_id)]
-
-
-def document(prompt: Sequence[int], response: Sequence[int]) -> dict[str, Any]:
-    """input_ids and labels of a prompt and a response."""
-    return {"input_ids": [*prompt, *response], "labels": [IGNORED] * len(prompt) + list(response)}
 
 
 def find_form(

@@ -2,76 +2,29 @@
 
     hub or local rows → demonstrations → documents → drop what is too long → sample → cut to whole batches
 
-A data set that is not one of the paper's is handed on as TRL would get it.
+A data set that is not one of the paper's is handed on as TRL would get it. The others are tokenised here, so TRL only
+truncates or packs: prompt and response apart, joined; loss is on the response and the end token (the base model's eos,
+not the template's turn end).
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from qsft.data.encode import ROW, Encoder
-from qsft.data.prompts import CONVERSATIONS
+from qsft.data.prompts import CONVERSATIONS, PRESETS, document, render
 from qsft.data.read import one_of, read_rows, require_columns, require_trl_form
-from qsft.data.sources import SOURCES, Source, curated_form, find_source
+from qsft.data.sources import DEFAULTS, SOURCES, DataSettings, Source, curated_form, find_source
 from qsft.files import write_text
 from qsft.fingerprints import digest_json
 from qsft.targets.view import IGNORED
 
 MANIFEST = "data_manifest.json"
-
-
-@dataclass
-class DataSettings:
-    """What to train on; every field is a key of a recipe."""
-
-    dataset: str | None = field(
-        default=None,
-        metadata={
-            "help": "numina, openr1, m23k, demo; or the hub id or path of any data set in one of TRL's formats.",
-            "aliases": ["--dataset_name"],  # TRL's names of these keys
-        },
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration name of a hub data set."})
-    dataset_split: str = field(
-        default="train",
-        metadata={"help": "Split to train on.", "aliases": ["--dataset_train_split"]},
-    )
-    dataset_revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of a hub data set."})
-    data_dir: str | None = field(
-        default=None,
-        metadata={"help": "Local file or directory with the columns of `dataset`, instead of the hub."},
-    )
-    question_column: str | None = field(
-        default=None,
-        metadata={"help": "Column of the question, for a data set of your own; with response_column."},
-    )
-    response_column: str | None = field(default=None, metadata={"help": "Column of the response, likewise."})
-    prompt: str = field(
-        default="question",
-        metadata={
-            "help": "question: the question alone, in the tokenizer's own template; boxed: a system turn and the "
-            "instruction to put the answer within \\boxed{}; qwen-math: the instruction as the system turn.",
-            "choices": CONVERSATIONS,
-        },
-    )
-    response: str | None = field(
-        default=None, metadata={"help": "m23k: distilled (the final answer's text) or reasoning (with the reasoning)."}
-    )
-    max_row_tokens: int | None = field(
-        default=None, metadata={"help": "Keep only rows of fewer tokens than this (default: keep all and truncate)."}
-    )
-    sample_rows: int | None = field(
-        default=None, metadata={"help": "Train on this many rows, the first of the shuffled data set (default: all)."}
-    )
-    sample_seed: int = field(default=42, metadata={"help": "Seed of the shuffle that `sample_rows` draws from."})
-
-
-_DEFAULTS = {item.name: item.default for item in fields(DataSettings)}
+ROW = "__row__"  # column with the index into the source; taken out again before training
 
 
 @dataclass(frozen=True)
@@ -115,20 +68,24 @@ def load_training_data(
             require_trl_form(rows, settings.dataset, text_column)
         rows = rows.add_column(ROW, range(len(rows)))
     else:
-        rows, choices = _documents(rows, source, settings, tokenizer, max_length, num_proc, counts)
+        rows, choices = _documents(rows, source, settings, tokenizer, num_proc)
+        counts["without a demonstration"] = counts["read"] - len(rows)
+        rows = _drop_long(rows, settings.max_row_tokens, max_length, num_proc, counts)
+        choices |= {"max_row_tokens": settings.max_row_tokens, "max_length": max_length}
     rows = _sample(rows, settings, multiple_of, counts)
-    manifest = {**_origin(settings, source), **choices, "rows": counts, **_row_ids(rows[ROW])}
-    return TrainingData(rows.remove_columns(ROW), manifest)
+    ids = list(rows[ROW])  # indices into the source's split, and a digest to compare two runs by
+    made = {"rows": counts, "row_ids_digest": digest_json(ids), "row_ids": ids}
+    return TrainingData(rows.remove_columns(ROW), {**_origin(settings, source), **choices, **made})
 
 
 def refuse_unread(settings: DataSettings, source: Source | None) -> None:
     """Refuse settings that would do nothing; a curated directory was made by a recipe that may go on saying them."""
     if source is not None or curated_form(settings.dataset) is not None:
         return
-    unread = [key for key in ("prompt", "response", "max_row_tokens") if getattr(settings, key) != _DEFAULTS[key]]
+    unread = [key for key in ("prompt", "response", "max_row_tokens") if getattr(settings, key) != DEFAULTS[key]]
     if unread:
         said = ", ".join(f"{key}={getattr(settings, key)!r}" for key in unread)
-        default = " ".join(f"--{key} {_DEFAULTS[key] or 'null'}" for key in unread)
+        default = " ".join(f"--{key} {DEFAULTS[key] or 'null'}" for key in unread)
         raise ValueError(
             f"{said} would do nothing: the data set {settings.dataset!r} is none of {', '.join(SOURCES)}, so TRL "
             f"renders and cuts its rows as they are. Leave it out, or undo what the recipe says: {default}. Or name "
@@ -137,40 +94,63 @@ def refuse_unread(settings: DataSettings, source: Source | None) -> None:
 
 
 def _documents(
-    rows: Dataset,
-    source: Source,
-    settings: DataSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int | None,
-    num_proc: int | None,
-    counts: dict[str, int],
+    rows: Dataset, source: Source, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, num_proc: int | None
 ) -> tuple[Dataset, dict[str, Any]]:
-    """The demonstrations as documents, without those that have nothing to learn from, and the choices made."""
+    """The demonstrations as documents, and the choices made."""
     response = one_of("response", settings.response or source.default_response, source.columns)
-    require_columns(rows, source.columns[response], f"data set {source.name!r}")
-    encode = Encoder(tokenizer, source, settings.prompt, response)
-    rows = rows.map(
-        encode, with_indices=True, batched=True, remove_columns=rows.column_names, num_proc=num_proc, desc="Tokenizing"
-    )
-    counts["without a demonstration"] = counts["read"] - len(rows)
-    rows = _keep(rows, _fits, settings.max_row_tokens, "of max_row_tokens or more", counts, num_proc)
-    rows = _keep(rows, _has_labels, max_length, "prompt fills max_length", counts, num_proc)
-    return rows, {**encode.record(), "max_row_tokens": settings.max_row_tokens, "max_length": max_length}
+    remedy = "Rename the columns, or give a file that has them with --data_dir."
+    require_columns(rows, source.columns[response], f"data set {source.name!r}", remedy)
+    prompt = one_of("prompt", settings.prompt, CONVERSATIONS)
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no eos token to end a response with.")
+    how = {"source": source, "response": response, "prompt": prompt, "tokenizer": tokenizer}
+    plain = {"remove_columns": rows.column_names, "num_proc": num_proc, "desc": "Tokenizing"}
+    return rows.map(_encode, with_indices=True, batched=True, fn_kwargs=how, **plain), {
+        "response": response,
+        "columns": list(source.columns[response]),
+        "prompt": prompt,
+        "prompt_example": _asked(tokenizer, prompt, "{question}"),
+        "end_token": tokenizer.eos_token,
+        "tokenizer": tokenizer.name_or_path,
+    }
 
 
-def _keep(
-    rows: Dataset,
-    test: Callable[..., bool],
-    limit: int | None,
-    reason: str,
-    counts: dict[str, int],
-    num_proc: int | None,
+def _encode(
+    batch: dict[str, list[Any]],
+    indices: Sequence[int],
+    source: Source,
+    response: str,
+    prompt: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, list[Any]]:
+    """The documents of a batch of rows, with the index of the row each came from; those without one are left out."""
+    rows = (dict(zip(batch, values)) for values in zip(*batch.values()))
+    pairs = [(i, pair) for i, row in zip(indices, rows) if (pair := source.demonstration(row, response))]
+    if not pairs:
+        return {"input_ids": [], "labels": [], ROW: []}
+    texts = [_asked(tokenizer, prompt, question) for _, (question, _) in pairs], [answer for _, (_, answer) in pairs]
+    prompts, responses = (tokenizer(one, add_special_tokens=False)["input_ids"] for one in texts)
+    made = [document(asked, [*ids, tokenizer.eos_token_id]) for asked, ids in zip(prompts, responses)]
+    return {**{name: [one[name] for one in made] for name in ("input_ids", "labels")}, ROW: [i for i, _ in pairs]}
+
+
+def _asked(tokenizer: PreTrainedTokenizerBase, prompt: str, question: str) -> str:
+    """The conversation up to the first response token."""
+    return render(tokenizer, PRESETS[prompt].prompt(question))  # type: ignore[arg-type]
+
+
+def _drop_long(
+    rows: Dataset, max_row_tokens: int | None, max_length: int | None, num_proc: int | None, counts: dict[str, int]
 ) -> Dataset:
-    if limit is None:
-        return rows
-    kept = rows.filter(test, fn_kwargs={"limit": limit}, num_proc=num_proc, desc=f"Dropping rows: {reason}")
-    counts[reason] = len(rows) - len(kept)
-    return kept
+    """The rows that are short enough and have something to learn from; the others are counted by reason."""
+    for reason, limit, test in (
+        ("of max_row_tokens or more", max_row_tokens, _fits),
+        ("prompt fills max_length", max_length, _has_labels),
+    ):
+        if limit is not None:
+            kept = rows.filter(test, fn_kwargs={"limit": limit}, num_proc=num_proc, desc=f"Dropping rows: {reason}")
+            counts[reason], rows = len(rows) - len(kept), kept
+    return rows
 
 
 def _fits(row: dict[str, Any], limit: int) -> bool:
@@ -212,9 +192,3 @@ def _origin(settings: DataSettings, source: Source | None) -> dict[str, Any]:
         "sample_rows": settings.sample_rows,
         "sample_seed": settings.sample_seed if settings.sample_rows is not None else None,
     }
-
-
-def _row_ids(rows: Sequence[int]) -> dict[str, Any]:
-    """Indices into the source's split, in the order of the data set, and a digest to compare two runs by."""
-    ids = list(rows)
-    return {"row_ids_digest": digest_json(ids), "row_ids": ids}

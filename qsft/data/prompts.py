@@ -1,4 +1,4 @@
-"""How a question is asked and a conversation written: one place for training, evaluation and curation.
+"""How a question is asked, a conversation written and a document joined: for training, evaluation and curation.
 
 The base models of the paper come with a chat template (Qwen) or without one (Llama); the latter get the header
 format of their instruct siblings, so that student and teacher read the same prompt.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from qsft.targets.did_you_mean import did_you_mean
+from qsft.targets.view import IGNORED
 
 SYSTEM = "You are a helpful assistant."
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -73,25 +74,23 @@ def render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message]) -> str:
     written = [dict(turn) for turn in turns]
     if tokenizer.chat_template:
         return str(tokenizer.apply_chat_template(written, tokenize=False, add_generation_prompt=True))
-    require_llama3(tokenizer)
-    return llama3(written, tokenizer.bos_token or "")
-
-
-def llama3(turns: Sequence[Message], bos: str) -> str:
-    """The turns in Llama-3's header format, ending with the assistant's header."""
-    written = "".join(
-        f"<|start_header_id|>{turn['role']}<|end_header_id|>\n\n{turn['content'].strip()}<|eot_id|>" for turn in turns
-    )
-    return f"{bos}{written}<|start_header_id|>assistant<|end_header_id|>\n\n"
-
-
-def require_llama3(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that has neither a chat template nor Llama-3's header tokens."""
-    vocabulary = tokenizer.get_vocab()
-    missing = [token for token in LLAMA3_HEADERS if token not in vocabulary]
+    missing = [token for token in LLAMA3_HEADERS if token not in tokenizer.get_vocab()]
     if missing:
         raise ValueError(
             f"the tokenizer {tokenizer.name_or_path!r} has no chat template, and no {missing[0]!r} token to write "
             "Llama-3's header format with. Set `tokenizer.chat_template`, use a model whose tokenizer has one, or, to "
             "evaluate, a prompt without turns (--prompt plain-boxed)."
         )
+    start, end, stop = LLAMA3_HEADERS
+    told = "".join(f"{start}{turn['role']}{end}\n\n{turn['content'].strip()}{stop}" for turn in written)
+    return f"{tokenizer.bos_token or ''}{told}{start}assistant{end}\n\n"
+
+
+def response_ids(tokenizer: PreTrainedTokenizerBase, response: str) -> list[int]:
+    """The ids of a response and of the end token."""
+    return [*tokenizer(response, add_special_tokens=False)["input_ids"], int(tokenizer.eos_token_id)]
+
+
+def document(prompt: Sequence[int], response: Sequence[int]) -> dict[str, list[int]]:
+    """input_ids and labels of a prompt and a response."""
+    return {"input_ids": [*prompt, *response], "labels": [IGNORED] * len(prompt) + list(response)}

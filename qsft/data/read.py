@@ -5,14 +5,14 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
-from qsft.data.sources import SOURCES, Where, find_source
+from qsft.data.sources import SOURCES, DataSettings, find_source
 from qsft.targets.did_you_mean import did_you_mean
 
 # File ending → the loader of `datasets` that reads it.
 LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
 
 
-def read_rows(where: Where) -> Dataset:
+def read_rows(where: DataSettings) -> Dataset:
     """All rows of the split, as they are stored."""
     name, source = where.dataset, find_source(where)
     if name is None:
@@ -25,6 +25,18 @@ def read_rows(where: Where) -> Dataset:
             f"data_dir {place!r} does not exist. Give a file or directory with the rows of {name!r}."
         )
     return _hub(place, name, where)
+
+
+def load_documents(path: str) -> Dataset:
+    """The data set at `path` that is documents already: it must have input_ids and labels."""
+    if not Path(path).exists():
+        raise ValueError(f"{path} is not a data set: give a save_to_disk directory, a .parquet or a .jsonl file.")
+    rows = _local(Path(path), "train")
+    remedy = (
+        "A cache is built from tokenised documents; for a chat data set use a recipe, which tokenises as training does."
+    )
+    require_columns(rows, ("input_ids", "labels"), path, remedy)
+    return rows
 
 
 def _local(path: Path, split: str) -> Dataset:
@@ -52,7 +64,7 @@ def _require_train(path: Path, split: str) -> None:
         )
 
 
-def _hub(place: str, name: str, where: Where) -> Dataset:
+def _hub(place: str, name: str, where: DataSettings) -> Dataset:
     try:
         return load_dataset(place, where.dataset_config, split=where.dataset_split, revision=where.dataset_revision)
     except OSError as error:  # no network, no such data set, no access: the hub's errors are all OSErrors
@@ -63,15 +75,13 @@ def _hub(place: str, name: str, where: Where) -> Dataset:
         ) from error
 
 
-def require_columns(rows: Dataset, wanted: Iterable[str], what: str) -> None:
+def require_columns(rows: Dataset, wanted: Iterable[str], what: str, remedy: str) -> None:
     """Refuse rows that lack a column, naming the columns there are; `a.b` is field b of the struct column a."""
     found = column_names(rows)
     missing = [column for column in wanted if column not in found]
     if missing:
-        raise ValueError(
-            f"{what} needs the column {', '.join(map(repr, missing))}, but the rows have {', '.join(found)}. "
-            "Rename the columns, or give a file that has them with --data_dir."
-        )
+        lacks = f"{what} needs the column {', '.join(map(repr, missing))}"
+        raise ValueError(f"{lacks}, but the rows have {', '.join(found)}. {remedy}")
 
 
 def require_trl_form(rows: Dataset, name: str | None, text_column: str) -> None:

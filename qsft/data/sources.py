@@ -1,19 +1,66 @@
-"""The paper's three training sets: where each lives and which of its columns are the question and the response.
+"""What to train on: the settings that say it, and the paper's three training sets with their columns.
 
 A source is one short function from a row to (question, response), or None for a row that has no demonstration.
 Any data set that is not listed here is TRL's business: it passes through untouched.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from qsft.data.prompts import CONVERSATIONS
 from qsft.files import read_json
 
 Row = Mapping[str, Any]
 Demonstration = tuple[str, str]  # question, response
 Reader = Callable[[Row, str], Demonstration | None]
+
+
+def _key(default: Any, text: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": text, **more})
+
+
+@dataclass
+class DataSettings:
+    """What to train on; every field is a key of a recipe. Aliases are TRL's names of these keys."""
+
+    dataset: str | None = _key(
+        None,
+        "numina, openr1, m23k, demo; or the hub id or path of any data set in one of TRL's formats.",
+        aliases=["--dataset_name"],
+    )
+    dataset_config: str | None = _key(None, "Configuration name of a hub data set.")
+    dataset_split: str = _key("train", "Split to train on.", aliases=["--dataset_train_split"])
+    dataset_revision: str | None = _key(None, "Commit, tag or branch of a hub data set.")
+    data_dir: str | None = _key(None, "Local file or directory with the columns of `dataset`, instead of the hub.")
+    question_column: str | None = _key(
+        None, "Column of the question, for a data set of your own; with response_column."
+    )
+    response_column: str | None = _key(None, "Column of the response, likewise.")
+    prompt: str = _key(
+        "question",
+        "question: the question alone, in the tokenizer's own template; boxed: a system turn and the instruction to "
+        "put the answer within \\boxed{}; qwen-math: the instruction as the system turn.",
+        choices=CONVERSATIONS,
+    )
+    response: str | None = _key(None, "m23k: distilled (the final answer's text) or reasoning (with the reasoning).")
+    max_row_tokens: int | None = _key(
+        None, "Keep only rows of fewer tokens than this (default: keep all and truncate)."
+    )
+    sample_rows: int | None = _key(None, "Train on this many rows, the first of the shuffled data set (default: all).")
+    sample_seed: int = _key(42, "Seed of the shuffle that `sample_rows` draws from.")
+
+
+DEFAULTS = {item.name: item.default for item in fields(DataSettings)}
+
+
+def field_of(row: Row, name: str) -> Any:
+    """A column's value; `a.b` is field b of the struct column a."""
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 @dataclass(frozen=True)
@@ -86,47 +133,21 @@ def m23k(row: Row, response: str) -> Demonstration | None:
 
 
 # Question and response as two text columns: how `qsft curate` writes what it made of a set like those above.
-PAIRS = Source(
-    name="pairs",
-    hub="",
-    columns={"full": ("question", "response")},
-    rows=0,
-    read=lambda row, _: (row["question"], row["response"]),
-)
+PAIRS = Source("pairs", "", {"full": ("question", "response")}, 0, lambda row, _: (row["question"], row["response"]))
 
 
-class Where(Protocol):
-    """The settings that say where rows are read from, and from which columns."""
-
-    dataset: str | None
-    dataset_config: str | None
-    dataset_split: str
-    dataset_revision: str | None
-    data_dir: str | None
-    question_column: str | None
-    response_column: str | None
-
-
-def find_source(where: Where) -> Source | None:
+def find_source(where: DataSettings) -> Source | None:
     """The user's own two columns, the paper's set, or pairs in a curated directory; None is any other data set."""
     question, response = where.question_column, where.response_column
     if (question is None) != (response is None):
         raise ValueError("question_column and response_column name two columns together; one of them is missing.")
     if question is not None and response is not None:
-        read: Reader = lambda row, _: (_field(row, question), _field(row, response))  # noqa: E731
+        read: Reader = lambda row, _: (field_of(row, question), field_of(row, response))  # noqa: E731
         base = SOURCES.get(where.dataset or "", PAIRS)
         return replace(base, columns={"full": (question, response)}, read=read)
     if where.dataset in SOURCES:
         return SOURCES[where.dataset]
     return PAIRS if curated_form(where.dataset) == PAIRS.name else None
-
-
-def _field(row: Row, name: str) -> Any:
-    """A column's value; `a.b` is field b of the struct column a."""
-    value: Any = row
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def curated_form(dataset: str | None) -> str | None:

@@ -9,7 +9,7 @@ from datasets import Dataset, load_from_disk
 
 from qsft.curate.curation import Material, curate
 from qsft.curate.options import Options
-from qsft.data.load import DataSettings
+from qsft.data.sources import DataSettings
 from qsft.demo.measure import LONGEST
 from qsft.demo.methods import Method
 from qsft.demo.scenario import Scenario

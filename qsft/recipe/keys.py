@@ -12,7 +12,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-from qsft.data.load import DataSettings
+from qsft.data.sources import DataSettings
 
 if TYPE_CHECKING:
     from trl import TrlParser

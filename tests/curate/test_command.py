@@ -235,7 +235,8 @@ def test_a_recipe_of_another_data_set_trains_on_curated_rows(recipe, void, curat
 
 @pytest.mark.parametrize("source", ["columns", "numina"])
 def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_tokenizer):
-    from qsft.data.load import DataSettings, load_training_data
+    from qsft.data.load import load_training_data
+    from qsft.data.sources import DataSettings
 
     pairs = question_pairs()
     columns = [{"problem": question, "solution": response, "answer": gold} for question, response, gold in pairs]

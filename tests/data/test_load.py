@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsft.data.load import DataSettings, load_training_data
+from qsft.data.load import load_training_data
+from qsft.data.read import load_documents
+from qsft.data.sources import DataSettings
 from qsft.targets.view import IGNORED
 
 
@@ -82,10 +84,9 @@ def test_rows_without_a_label_within_max_length_are_dropped(rows_file, tiny_toke
 
 @settings(max_examples=10, deadline=None)
 @given(multiple=st.integers(1, 12))
-def test_rows_are_cut_to_a_multiple_of_the_global_batch(multiple, tmp_path_factory, tiny_tokenizer):
-    path = tmp_path_factory.mktemp("cut") / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": f"w{i}"}) + "\n" for i in range(12)))
-    data = load_training_data(DataSettings(dataset=str(path)), tiny_tokenizer, multiple_of=multiple)
+def test_rows_are_cut_to_a_multiple_of_the_global_batch(multiple, tiny_tokenizer):
+    rows = datasets.Dataset.from_dict({"text": [f"w{i}" for i in range(12)]})
+    data = load_training_data(DataSettings(dataset="mine"), tiny_tokenizer, multiple_of=multiple, rows=rows)
     assert len(data.dataset) == 12 // multiple * multiple
     assert data.manifest["rows"]["beyond the last whole batch"] == 12 % multiple
 
@@ -109,6 +110,19 @@ def test_local_files_of_every_form_give_the_same_rows(form, rows_file, tiny_toke
     else:
         datasets.DatasetDict(train=rows, test=rows.select([0])).save_to_disk(place)
     assert load(tiny_tokenizer, str(place), "numina").dataset["input_ids"] == expected
+
+
+def test_documents_need_input_ids_and_labels(tmp_path):
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2]], "labels": [[IGNORED, 2]]})
+    rows.to_parquet(tmp_path / "rows.parquet")
+    rows.save_to_disk(tmp_path / "stored")
+    for name in ("rows.parquet", "stored"):
+        assert load_documents(str(tmp_path / name)).to_list() == rows.to_list()
+    rows.remove_columns("labels").to_json(tmp_path / "bare.jsonl")
+    with pytest.raises(ValueError, match=r"needs the column 'labels', but the rows have input_ids.*use a recipe"):
+        load_documents(str(tmp_path / "bare.jsonl"))
+    with pytest.raises(ValueError, match="is not a data set: give a save_to_disk directory"):
+        load_documents(str(tmp_path / "absent"))
 
 
 def test_other_data_sets_pass_through_untouched(tiny_tokenizer, tmp_path):

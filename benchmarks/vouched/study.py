@@ -14,10 +14,8 @@ from qsft.demo.contexts import knowledge
 from qsft.demo.foundation import make_models
 from qsft.demo.measure import LONGEST
 from qsft.demo.scenario import Scenario
-from qsft.demo.solutions import given_answer
 from qsft.demo.training import Phases, load
-from qsft.demo.vocabulary import TIMES, WORDS, encode
-from qsft.demo.world import MODULUS, PROMPT_LENGTH, Writer, chains
+from qsft.demo.world import MODULUS, PROMPT_LENGTH, TIMES, WORDS, Writer, chains, encode, given_answer
 from qsft.losses.reference import target_loss
 from qsft.targets.residual import SelfPrior
 from qsft.targets.target import Target

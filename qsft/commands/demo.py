@@ -61,11 +61,11 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from qsft.demo.experiment import run as run_demo
-    from qsft.demo.methods import METHODS, find_data_level, parse_methods
+    from qsft.demo.contenders import METHODS, find_data_level, parse_methods
+    from qsft.demo.experiment import WORLDS, run_worlds
     from qsft.demo.present import present
     from qsft.demo.scenario import Scenario
-    from qsft.demo.worlds import run_worlds
+    from qsft.demo.sheets import report_of, report_of_worlds
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
     methods = (parse_methods(args.targets) if args.targets else METHODS) + find_data_level(args.methods)
     if args.quick and args.methods:
         raise ValueError("--quick leaves a base that never answers right: --methods would find nothing to keep.")
+    if args.worlds and scenario != Scenario():
+        raise ValueError("--worlds runs every world; leave --noise and --wrong-teacher out.")
+    worlds = WORLDS if args.worlds else {"": scenario}
+    if args.quick:
+        worlds = {name: one.shortened() for name, one in worlds.items()}
     console = Console()
-    if args.worlds:
-        if args.noise is not None or args.wrong_teacher != "right":
-            raise ValueError("--worlds runs every world; leave --noise and --wrong-teacher out.")
-        run_worlds(args.seeds, methods, args.out, console, quick=args.quick)
-        return 0
-    results = run_demo(scenario, args.seeds, methods, args.out, console, quick=args.quick)
-    present(results, args.out, console)
+    done = run_worlds(worlds, args.seeds, methods, args.out, console)
+    present(report_of_worlds(done) if args.worlds else report_of(done[""]), args.out, console)
     return 0

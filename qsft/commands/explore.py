@@ -69,7 +69,7 @@ def _register_data(pictures: Any, name: str, n: int, words: str, run: Any) -> ar
 
 def run_targets(args: argparse.Namespace) -> int:
     """Write the target explorer."""
-    from qsft.explore.targets import targets_page
+    from qsft.explore.explorer import targets_page
 
     print("computing the tables of every target, some ten seconds ...", flush=True)
     return _write(args.out, targets_page())

@@ -14,15 +14,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from qsft.demo.solutions import ADDING, MULTIPLYING
-from qsft.demo.vocabulary import EQUALS, NUMBERS, OPERATIONS, TIMES, encode
-from qsft.demo.world import DEMONSTRATOR, STEPS, ClockProblem
+from qsft.demo.world import DEMONSTRATOR, EQUALS, KINDS, NUMBERS, OPERATIONS, STEPS, ClockProblem, encode, kind_of
 from qsft.targets.fixed_point import fixed_point
 from qsft.targets.target import Target
 
-KINDS = (ADDING, MULTIPLYING)
 Knowledge = Mapping[str, float]  # kind of step → share of its facts
-Comparison = Mapping[str, Mapping[str, float] | None]  # "closed form" and "measured" → kind of step → p(right)
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Contexts:
             rows=[i for i, _ in places],
             columns=[at for _, at in places],
             right=torch.tensor([int(documents[i][at + 1]) for i, at in places]),
-            kinds=[MULTIPLYING if documents[i][at - 2][0] == TIMES else ADDING for i, at in places],
+            kinds=[kind_of(documents[i][at - 2]) for i, at in places],
         )
 
     @torch.no_grad()
@@ -88,5 +84,4 @@ def every_fact() -> Contexts:
 
 def knowledge(model: PreTrainedModel) -> Knowledge:
     """The shares of the 200 sums and differences and of the 100 products that the model gets right, if it must say."""
-    facts = every_fact()
-    return facts.known_by_kind(facts.numbers(model))
+    return every_fact().known_by_kind(every_fact().numbers(model))

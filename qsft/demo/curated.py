@@ -10,13 +10,11 @@ from datasets import Dataset, load_from_disk
 from qsft.curate.curation import Material, curate
 from qsft.curate.options import Options
 from qsft.data.sources import DataSettings
+from qsft.demo.contenders import Method
 from qsft.demo.measure import LONGEST
-from qsft.demo.methods import Method
 from qsft.demo.scenario import Scenario
-from qsft.demo.solutions import given_answer
 from qsft.demo.training import Phases, load
-from qsft.demo.vocabulary import EOS, WORDS, make_tokenizer
-from qsft.demo.world import PROMPT_LENGTH, ClockProblem
+from qsft.demo.world import EOS, PROMPT_LENGTH, WORDS, ClockProblem, given_answer, make_tokenizer
 
 OTHERS = 3  # further demonstrators that GRAPE chooses from
 ATTEMPTS = {"star": 2}  # at most: the second, with the hint, is for failures
@@ -47,11 +45,9 @@ def curated_rows(scenario: Scenario, method: Method, data: Dataset, base: Path, 
 
 def other_demonstrations(rows: Dataset, scenario: Scenario) -> list[list[str]]:
     """Further solutions to the same problems, by demonstrators who slip as often, without <eos>."""
-    random = Random(f"others {scenario.seed}")
-    problems = [problem_of(ids) for ids in rows["input_ids"]]
-    return [
-        [" ".join(scenario.demonstrator.solution(problem, random)[:-1]) for _ in range(OTHERS)] for problem in problems
-    ]
+    random, problems = Random(f"others {scenario.seed}"), map(problem_of, rows["input_ids"])
+    write = scenario.demonstrator.solution
+    return [[" ".join(write(problem, random)[:-1]) for _ in range(OTHERS)] for problem in problems]
 
 
 def problem_of(ids: list[int]) -> ClockProblem:

@@ -3,20 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
 from rich.console import Console
 
-from qsft.demo.contexts import Comparison, Contexts, knowledge
+from qsft.demo.contenders import Method
+from qsft.demo.contexts import Contexts, Knowledge, knowledge
 from qsft.demo.curated import curated_rows
-from qsft.demo.demonstration import most_instructive
 from qsft.demo.foundation import make_models
 from qsft.demo.measure import Measurement, measure
-from qsft.demo.methods import Method
 from qsft.demo.results import BASE, TEACHER, TOKENS, Results, SeedResult
 from qsft.demo.scenario import Scenario, demonstrations
 from qsft.demo.training import Phases, fit, load, save
-from qsft.demo.vocabulary import make_tokenizer
+from qsft.demo.world import EQUALS, fact, make_tokenizer
 from qsft.explore.tokens import tokens_page, xray
 from qsft.page import write_page
 from qsft.progress import quiet_libraries
@@ -24,32 +24,40 @@ from qsft.targets.zoo import make_target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
 
-CANDIDATES, COLOURED = 128, 12  # demonstrations among which the one to show is chosen; on the page of tokens
+WORLDS: dict[str, Scenario] = {
+    "right": Scenario(),
+    "wrong": Scenario(teacher="wrong"),
+    "half-wrong": Scenario(teacher="half"),
+    "clean": Scenario(noise=0.0),
+}
+COLOURED = 128  # demonstrations on the page of tokens, among which the one to show is chosen
 Memory = dict[tuple[int, float, str], tuple[Path, Measurement]]  # seed, noise, method → what no teacher can change
 
 
-def run(
-    scenario: Scenario,
-    seeds: int,
-    methods: tuple[Method, ...],
-    out: Path,
-    console: Console,
-    *,
-    quick: bool = False,
-    memory: Memory | None = None,
-) -> Results:
-    """The results of `seeds` worlds; fine-tuned models are written below `out`.
+def run_worlds(
+    worlds: Mapping[str, Scenario], seeds: int, methods: tuple[Method, ...], out: Path, console: Console
+) -> dict[str, Results]:
+    """The results of every world; methods that read no teacher are trained once for the same demonstrations."""
+    memory: Memory = {}
+    done = {}
+    for name, scenario in worlds.items():
+        console.print(f"\n[bold]the {name} world[/bold]" if name else "", highlight=False)
+        done[name] = run(scenario, seeds, methods, out / name, console, memory)
+    return done
 
-    Scenarios that share a `memory` train and measure the methods that read no teacher once for the same demonstrations.
-    """
-    scenario, memory = scenario.quick() if quick else scenario, {} if memory is None else memory
+
+def run(
+    scenario: Scenario, seeds: int, methods: tuple[Method, ...], out: Path, console: Console, memory: Memory
+) -> Results:
+    """The results of `seeds` seeds of one world; fine-tuned models are written below `out`."""
     done = []
     for seed in range(scenario.seed, scenario.seed + seeds):
-        console.print(f"\n[bold]seed {seed}[/bold]" if seeds > 1 else "", highlight=False)
+        if seeds > 1:
+            console.print(f"\n[bold]seed {seed}[/bold]", highlight=False)
         with quiet_libraries():
-            here, phases = replace(scenario, seed=seed), Phases(console)
-            done.append(run_seed(here, methods, out / f"seed-{seed}", phases, memory))
-    return Results(methods, tuple(done), quick)
+            here = replace(scenario, seed=seed)
+            done.append(run_seed(here, methods, out / f"seed-{seed}", Phases(console), memory))
+    return Results(methods, tuple(done))
 
 
 def run_seed(scenario: Scenario, methods: Sequence[Method], out: Path, phases: Phases, memory: Memory) -> SeedResult:
@@ -69,20 +77,16 @@ def run_seed(scenario: Scenario, methods: Sequence[Method], out: Path, phases: P
         places[method.label], models[method.label] = place, measure_model(method.label, place, scenario, phases)
         if "teacher" not in method.target.needs:
             memory[key] = place, models[method.label]
-    target, shown = make_target("target"), data.select(range(min(CANDIDATES, len(data))))
-    coloured = xray(load(base), make_tokenizer(), shown, target, cache, n=COLOURED)
+    coloured = xray(load(base), make_tokenizer(), data, make_target("target"), cache, n=COLOURED)
     tokens = write_page(out / "tokens.html", tokens_page(coloured, title="Demonstrations, token by token"))
+    named = {TOKENS: tokens, "teacher cache": cache.path, **places}
     return SeedResult(
         scenario=scenario,
         models=models,
         knows={label: knowledge(load(place)) for label, place in places.items()},
         closed_form=compare(scenario, methods, places),
-        demonstration=most_instructive(load(base), shown, cache, target),
-        places={
-            TOKENS: str(tokens),
-            "teacher cache": str(cache.path),
-            **{label: str(place) for label, place in places.items()},
-        },
+        demonstration=most_instructive(coloured),
+        places={label: str(place) for label, place in named.items()},
         seconds=phases.seconds,
     )
 
@@ -93,9 +97,8 @@ def cache_teacher(scenario: Scenario, data: Dataset, teacher: Path, phases: Phas
     with phases.phase("cache the teacher", len(data), "documents") as progress:
         if path.exists() and not (found := TeacherCache(path).verify()).ok:
             found.drop()
-        cache = build_cache(
-            data, str(teacher), path, tokenizer=make_tokenizer(), k=scenario.top_k, device="cpu", progress=False
-        )
+        options: dict[str, Any] = {"k": scenario.top_k, "device": "cpu", "progress": False}
+        cache = build_cache(data, str(teacher), path, tokenizer=make_tokenizer(), **options)
         progress.advance(len(data))
     return cache
 
@@ -109,18 +112,11 @@ def fine_tune(
         data = curated_rows(scenario, method, data, base, out.with_name(f"{out.name}-data"), phases)
     if method.learning_rate is not None:
         phase = replace(phase, learning_rate=method.learning_rate)
+    teacher = cache if "teacher" in method.target.needs else None
+    target: dict[str, Any] = {"target": method.row, "target_kwargs": method.hparams}
     with phases.phase(f"fine-tune {method.label}", phase.steps, "steps") as progress:
         model = load(base)
-        fit(
-            model,
-            data,
-            phase,
-            seed=scenario.seed,
-            progress=progress,
-            teacher=cache if "teacher" in method.target.needs else None,
-            target=method.row,
-            target_kwargs=method.hparams,
-        )
+        fit(model, data, phase, seed=scenario.seed, progress=progress, teacher=teacher, **target)
         save(model, out)
     return out
 
@@ -132,7 +128,9 @@ def measure_model(label: str, place: Path, scenario: Scenario, phases: Phases) -
         return measure(load(place), scenario.evaluation, scenario.samples, progress)
 
 
-def compare(scenario: Scenario, methods: Sequence[Method], places: Mapping[str, Path]) -> dict[str, Comparison]:
+def compare(
+    scenario: Scenario, methods: Sequence[Method], places: Mapping[str, Path]
+) -> dict[str, dict[str, Knowledge | None]]:
     """For every method: how likely the right result of a step should be, and is."""
     contexts = Contexts.of(scenario.evaluation)
     teacher = contexts.numbers(load(places[TEACHER]))
@@ -144,3 +142,30 @@ def compare(scenario: Scenario, methods: Sequence[Method], places: Mapping[str, 
         }
         for method in methods
     }
+
+
+def most_instructive(coloured: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the X-ray's documents the one that shows most: a slip that is filtered, then a result that is rescued."""
+
+    def shows(one: Mapping[str, Any]) -> int:
+        filtered = any(token["slip"] and token["tag"] == "filter" for token in one["tokens"])
+        return 2 * filtered + any(token["tag"] == "rescue" and token["word"].isdigit() for token in one["tokens"])
+
+    return max((read_demonstration(one, coloured["vocabulary"]) for one in coloured["documents"]), key=shows)
+
+
+def read_demonstration(document: Mapping[str, Any], vocabulary: Mapping[str, str]) -> dict[str, Any]:
+    """A document of the X-ray in the world's words: by token p_θ, p_T, γ, the likeliest word of Q, slip and tag."""
+    words, tokens = [vocabulary[str(token[2])] for token in document["tokens"]], []
+    for at, (_, _, label, p, t, gamma, q, _, kind, others) in enumerate(document["tokens"]):
+        favourite = max([(q, label), *((other[3], other[0]) for other in others)], key=lambda pair: pair[0])[1]
+        is_result = at > 0 and words[at - 1] in EQUALS
+        tokens.append(
+            {
+                "word": words[at],
+                **{"student": p, "teacher": t, "gamma": gamma, "favourite": vocabulary[str(favourite)]},
+                "slip": is_result and int(words[at]) != fact(words[at - 3], int(words[at - 2])),
+                "tag": kind if kind in ("rescue", "filter") else "",  # nothing where the base finds the token likely
+            }
+        )
+    return {"question": document["prompt"].partition(" ")[2], "tokens": tokens}

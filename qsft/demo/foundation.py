@@ -1,29 +1,41 @@
-"""The base and the teacher: half a million parameters each, trained to a stated criterion, and kept.
+"""The base and the teacher: half a million parameters each, trained to a stated criterion, and kept between runs.
 
 The base must know the sums and some of the products, or there is nothing for demonstrations to build on; the teacher
 must know both (a wrong one, in its own way). Seeds come to know them at different steps: whoever falls short reads on.
+A kept model lies in a directory named by a digest of everything that made it, whole or not there at all.
 """
 
+import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+from datasets import Dataset
+from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from qsft.demo import kept
 from qsft.demo.contexts import Knowledge, knowledge
 from qsft.demo.scenario import MODEL, TRAINING, Phase, Scenario, as_dataset
-from qsft.demo.solutions import ADDING, MULTIPLYING
 from qsft.demo.training import Phases, fit, load, save
-from qsft.demo.vocabulary import BOS, EOS, IDS, PAD, WORDS
-from qsft.demo.world import PROMPT_LENGTH, TEACHERS, chains, pretraining_corpus
-from qsft.fingerprints import digest_json
+from qsft.demo.world import ADDING, BOS, EOS, IDS, MULTIPLYING, PAD, TEACHERS, WORDS, chains, pretraining_corpus
+from qsft.files import read_json, write_json
+from qsft.fingerprints import digest_json, file_digest
+from qsft.processes import local_rank
+from qsft.progress import quiet_libraries
 
 FIRST = 256
 KNOWN, SOME, MOST = 0.98, 0.40, 0.95  # shares of the facts of a kind
+RECORD = "made_of.json"
+POLL_SECONDS = 0.5
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
 class DemoModels(NamedTuple):
@@ -31,18 +43,6 @@ class DemoModels(NamedTuple):
 
     base: Path
     teacher: Path
-
-
-class Course(NamedTuple):
-    """How a model is made: from what, what it reads, and what it must know at the end."""
-
-    name: str
-    path: Path
-    start: Callable[[], PreTrainedModel]
-    documents: Callable[[int], list[list[str]]]
-    prompt: int
-    phase: Phase
-    suffices: Callable[[Knowledge], bool]
 
 
 def base_suffices(known: Knowledge) -> bool:
@@ -56,54 +56,66 @@ def teacher_suffices(known: Knowledge, teacher: str) -> bool:
     return known[ADDING] >= KNOWN and abs(known[MULTIPLYING] - right) <= 0.02
 
 
-def courses(scenario: Scenario) -> tuple[Course, Course]:
-    """How base and teacher are made; the first documents stand for the code that writes them."""
+def places(scenario: Scenario) -> DemoModels:
+    """Where the models of a scenario are, or will be; the first documents stand for the code that writes them."""
     seed, writer = scenario.seed, TEACHERS[scenario.teacher]
     shared = {"seed": seed, "model": MODEL, "training": TRAINING, "more": [asdict(scenario.more), scenario.rounds]}
     read, taught = pretraining_corpus(FIRST, seed), chains(writer, FIRST, seed)
     base = {**shared, "pretraining": asdict(scenario.pretraining), "documents": digest_json([WORDS, *read])}
     teacher = {"base": base, "teaching": asdict(scenario.teaching), "documents": digest_json(taught)}
-    place = kept.place_of("base", base)
-    return (
-        Course(
-            name="pretrain the base",
-            path=place,
-            start=lambda: untrained(seed),
-            documents=lambda count: pretraining_corpus(count, seed),
-            prompt=0,
-            phase=scenario.pretraining,
-            suffices=base_suffices,
-        ),
-        Course(
-            name="tune the teacher",
-            path=kept.place_of("teacher", teacher),
-            start=lambda: load(place),
-            documents=lambda count: chains(writer, count, seed),
-            prompt=PROMPT_LENGTH,
-            phase=scenario.teaching,
-            suffices=lambda known: teacher_suffices(known, scenario.teacher),
-        ),
-    )
-
-
-def places(scenario: Scenario) -> DemoModels:
-    """Where the models of a scenario are, or will be."""
-    return DemoModels(*(course.path for course in courses(scenario)))
+    return DemoModels(place_of("base", base), place_of("teacher", teacher))
 
 
 def make_models(scenario: Scenario, phases: Phases) -> DemoModels:
     """The base and the teacher, trained now if they are not kept, and in a line each what they know."""
-    for course in courses(scenario):
-        if kept.is_intact(course.path):
-            phases.say(course.name, f"kept from an earlier run in {course.path}")
+    models, seed, writer = places(scenario), scenario.seed, TEACHERS[scenario.teacher]
+
+    def make(name: str, path: Path, suffices: Callable[[Knowledge], bool], *course: Any) -> None:
+        if is_intact(path):
+            phases.say(name, f"kept from an earlier run in {path}")
         else:
-            if course.path.exists():
-                phases.say(course.name, f"what was kept in {course.path} is damaged: made again")
-            kept.keep(course.path, partial(_make, course, scenario, phases))
-        known = kept.remembered(course.path)["knows"]
+            if path.exists():
+                phases.say(name, f"what was kept in {path} is damaged: made again")
+            keep(path, partial(_train, scenario, phases, name, suffices, *course))
+        known = remembered(path)["knows"]
         said = ", ".join(f"{share:.0%} of {kind}" for kind, share in known.items())
-        phases.say(course.name, f"it knows {said}: {'as it should' if course.suffices(known) else 'NOT as it should'}")
-    return places(scenario)
+        phases.say(name, f"it knows {said}: {'as it should' if suffices(known) else 'NOT as it should'}")
+
+    def to_read(count: int) -> Dataset:
+        return as_dataset(pretraining_corpus(count, seed), prompt=0)
+
+    def lessons(count: int) -> Dataset:
+        return as_dataset(chains(writer, count, seed))
+
+    enough = partial(teacher_suffices, teacher=scenario.teacher)
+    make("pretrain the base", models.base, base_suffices, scenario.pretraining, partial(untrained, seed), to_read)
+    make("tune the teacher", models.teacher, enough, scenario.teaching, partial(load, models.base), lessons)
+    return models
+
+
+def _train(
+    scenario: Scenario,
+    phases: Phases,
+    name: str,
+    suffices: Callable[[Knowledge], bool],
+    first: Phase,
+    start: Callable[[], PreTrainedModel],
+    documents: Callable[[int], Dataset],
+    directory: Path,
+) -> Mapping[str, Any]:
+    """Train in the first phase, then in rounds of more until the model knows what it should."""
+    model, rounds = start(), [first] + [scenario.more] * scenario.rounds
+    data, read, steps = documents(sum(phase.documents for phase in rounds)), 0, 0
+    known: Knowledge = {}
+    for phase in rounds:
+        with phases.phase(name, phase.steps, "steps") as progress:
+            part = data.select(range(read, read + phase.documents))
+            fit(model, part, phase, seed=scenario.seed, progress=progress)
+        read, steps, known = read + phase.documents, steps + phase.steps, knowledge(model)
+        if suffices(known):
+            break
+    save(model, directory)
+    return {"steps": steps, "knows": known}
 
 
 def untrained(seed: int) -> PreTrainedModel:
@@ -116,18 +128,70 @@ def untrained(seed: int) -> PreTrainedModel:
     return model
 
 
-def _make(course: Course, scenario: Scenario, phases: Phases, directory: Path) -> Mapping[str, Any]:
-    """Train in the first phase, then in rounds of more until the model knows what it should."""
-    model, rounds = course.start(), [course.phase] + [scenario.more] * scenario.rounds
-    data = as_dataset(course.documents(sum(phase.documents for phase in rounds)), course.prompt)
-    read, steps = 0, 0
-    known: Knowledge = {}
-    for phase in rounds:
-        with phases.phase(course.name, phase.steps, "steps") as progress:
-            part = data.select(range(read, read + phase.documents))
-            fit(model, part, phase, seed=scenario.seed, progress=progress)
-        read, steps, known = read + phase.documents, steps + phase.steps, knowledge(model)
-        if course.suffices(known):
-            break
-    save(model, directory)
-    return {"steps": steps, "knows": known}
+# ---- kept between runs ----
+
+
+def place_of(kind: str, ingredients: Mapping[str, Any]) -> Path:
+    """The directory for something made of `ingredients`, in $QSFT_HOME/demo or the user's cache directory."""
+    home = os.environ.get("QSFT_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "qsft")
+    return Path(home, "demo").expanduser() / f"{kind}-{digest_json(ingredients)[:16]}"
+
+
+def is_intact(path: Path) -> bool:
+    """Whether the directory holds every file that was put there, byte for byte."""
+    try:
+        files = read_json(path / RECORD, remedy="")["files"]
+        return bool(files) and all(file_digest(path / name) == known for name, known in files.items())
+    except (OSError, ValueError, KeyError, AttributeError):  # missing, not JSON, or not such a record
+        return False
+
+
+def keep(path: Path, save: Callable[[Path], Mapping[str, Any]]) -> None:
+    """Let `save` fill a directory and put it at `path` in one step; what it returns is for `remembered`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
+        unfinished = Path(scratch, path.name)
+        unfinished.mkdir()
+        said = dict(save(unfinished))
+        files = {str(f.relative_to(unfinished)): file_digest(f) for f in unfinished.rglob("*") if f.is_file()}
+        write_json(unfinished / RECORD, {"remembered": said, "files": files})
+        if path.exists() and not is_intact(path):
+            shutil.rmtree(path)
+        try:
+            unfinished.rename(path)
+        except OSError:
+            if not is_intact(path):  # unless another process was first, with the same thing
+                raise
+
+
+def remembered(path: Path) -> dict[str, Any]:
+    """What was said about the making of a kept directory."""
+    return dict(read_json(path / RECORD, remedy="Delete the directory; it is made again.")["remembered"])
+
+
+# ---- for recipes ----
+
+
+def demo_models(seed: int = 0) -> DemoModels:
+    """The base and the teacher of a seed, built now (about a minute) if they are not kept from an earlier run.
+
+    They are built in a process of their own: a recipe's has its own accelerator state, perhaps a GPU and other
+    processes beside it. Under a launcher the first process of a machine builds and the others wait.
+    """
+    models = places(Scenario(seed=seed))
+    if not all(map(is_intact, models)) and local_rank() == 0:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER)}
+        done = subprocess.run([sys.executable, "-m", "qsft.demo.foundation", str(seed)], env=environment, check=False)
+        if done.returncode:
+            raise ValueError("the demo's models could not be built; the reason stands above.")
+    parent = os.getppid()
+    while not all(map(is_intact, models)):
+        if os.getppid() != parent:  # the launcher is gone, and with it whoever was building
+            raise ValueError("the demo's models did not appear: the process that builds them ended.")
+        time.sleep(POLL_SECONDS)
+    return models
+
+
+if __name__ == "__main__":
+    with quiet_libraries():
+        make_models(Scenario(seed=int(sys.argv[1])), Phases(Console(stderr=True)))

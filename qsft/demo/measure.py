@@ -6,14 +6,20 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from qsft.demo.solutions import ERRORS, first_error, given_answer
-from qsft.demo.vocabulary import EOS, make_tokenizer
-from qsft.demo.world import LENGTH, PROMPT_LENGTH, ClockProblem
+from qsft.demo.world import (
+    EOS,
+    ERRORS,
+    LENGTH,
+    PROMPT_LENGTH,
+    ClockProblem,
+    first_error,
+    given_answer,
+    make_tokenizer,
+)  # fmt: skip
 from qsft.evals.evaluate import evaluate
 from qsft.evals.grade import Grade
 from qsft.evals.protocol import Protocol
 from qsft.evals.request import Generation
-from qsft.evals.stats import Scores
 from qsft.evals.tasks import Problem, Task
 from qsft.progress import Progress
 
@@ -35,7 +41,7 @@ class Measurement:
     greedy: float
     pass_at_n: float
     errors: dict[str, float]
-    scores: Scores
+    scores: list[float]
 
 
 def measure(
@@ -55,7 +61,7 @@ def measure(
         greedy=100 * greedy.accuracy(TASK),
         pass_at_n=100 * numbers["pass_at"][str(samples)],
         errors={kind: 100 * errors[kind] / len(result.generations) for kind in ERRORS},
-        scores=result.scores.mean(axis=1),
+        scores=result.scores.mean(axis=1).tolist(),
     )
 
 

@@ -1,6 +1,5 @@
 """The report in a terminal, as a page that works offline, and as a picture for slides and READMEs."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,58 +8,42 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qsft.demo.demonstration import FILTER, RESCUE
-from qsft.demo.findings import findings
-from qsft.demo.results import Results
-from qsft.demo.sheets import Chart, Sheet, next_steps, sheets
+from qsft.demo.sheets import DemoReport, Sheet
 from qsft.files import shown, write_json
-from qsft.page import BLUE, COLOURS, GREY, ORANGE, SKY, escape, figure, page, table, write_page
+from qsft.page import COLOURS, GREY, ORANGE, escape, figure, page, table, write_page
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 BAR_WIDTH = 40
-STYLES = {RESCUE: "green", FILTER: "red"}
+STYLES = {"rescue": "green", "filter": "red"}
 LEDE = (
     "Clock arithmetic with noisy demonstrations: a small base, a teacher, and one model per choice of target "
     "Q = γ·δ_y + (1−γ)·π̃, trained and measured on this machine."
 )
 
 
-def present(results: Results, out: Path, console: Console) -> None:
-    """Show the results and leave them in `out`: results.json, index.html, accuracy.png."""
-    said = findings(results)
-    show(sheets(results), said, next_steps(results), results.record(said), out, console)
-
-
-def show(
-    tables: Sequence[Sheet],
-    said: Sequence[str],
-    commands: Sequence[tuple[str, str]],
-    record: Mapping[str, Any],
-    out: Path,
-    console: Console,
-) -> None:
-    """Print a report and leave it in `out`, its first sheet as a picture too."""
-    for sheet in tables:
+def present(report: DemoReport, out: Path, console: Console) -> None:
+    """Show a report and leave it in `out`: results.json, index.html, accuracy.png."""
+    for sheet in report.sheets:
         console.print("", as_table(sheet), sep="\n")
     console.print("\n[bold]What this says[/bold]")
-    for sentence in said:
+    for sentence in report.findings:
         console.print(f"  • {sentence}", highlight=False)
-    write_json(out / "results.json", record)
-    write_page(out / "index.html", webpage(tables, said, commands))
+    write_json(out / "results.json", report.record)
+    write_page(out / "index.html", webpage(report))
     console.print(f"\n[bold]Written[/bold]\n  {shown(out)}/results.json\n  {shown(out)}/index.html", highlight=False)
-    if write_picture(tables[0], out / "accuracy.png"):
+    if write_picture(report.sheets[0], out / "accuracy.png"):
         console.print(f"  {shown(out)}/accuracy.png", highlight=False)
     else:
         console.print("accuracy.png was left out: it needs matplotlib (pip install 'qsft[demo]').", markup=False)
     console.print("\n[bold]What to run next[/bold]")
-    for command, what in commands:
+    for command, what in report.commands:
         console.print(f"  {command}\n      [dim]{what}[/dim]", highlight=False, soft_wrap=True)
 
 
 def as_table(sheet: Sheet) -> RenderableType:
-    """A sheet for the terminal, with bars of its first series and its note below."""
+    """A sheet for the terminal, with bars of its only series and its note below."""
     grid = Table(*sheet.columns)
     for column in grid.columns[1:]:
         column.justify = "right" if column.header else "left"
@@ -74,15 +57,15 @@ def as_table(sheet: Sheet) -> RenderableType:
     return Group(Text(sheet.title, style="bold"), grid, Text(sheet.note, style="dim"))
 
 
-def webpage(tables: Sequence[Sheet], said: Sequence[str], commands: Sequence[tuple[str, str]]) -> str:
-    """The report as HTML; `commands` are (what to type, what it does)."""
-    body = ["<h2>What this says</h2><ul>", *(f"<li>{escape(sentence)}</li>" for sentence in said), "</ul>"]
-    for sheet in tables:
+def webpage(report: DemoReport) -> str:
+    """The report as HTML."""
+    body = ["<h2>What this says</h2><ul>", *(f"<li>{escape(sentence)}</li>" for sentence in report.findings), "</ul>"]
+    for sheet in report.sheets:
         body.append(f"<h2>{escape(sheet.heading)}</h2>")
         if sheet.chart is not None:
             body.append(figure(as_figure(sheet), f"{sheet.title}. {sheet.note}", height=380))
         body.append(table(sheet.columns, sheet.rows, sheet.title) + f'<p class="note">{escape(sheet.note)}</p>')
-    body += ["<h2>What to run next</h2>", table(("command", "what it does"), commands)]
+    body += ["<h2>What to run next</h2>", table(("command", "what it does"), report.commands)]
     return page("The paper's effect in a small world", "\n".join(body), lede=LEDE)
 
 
@@ -92,73 +75,51 @@ def as_figure(sheet: Sheet) -> "Figure":
 
     chart, labels = sheet.chart, [row[0] for row in sheet.rows]
     assert chart is not None
-    single = len(chart.series) == 1
-    fig = go.Figure(layout={"barmode": "stack", "xaxis": {"title": {"text": chart.unit}, "rangemode": "tozero"}})
+    fig, alone = go.Figure(), len(chart.series) == 1
     for colour, (name, values) in zip(COLOURS, chart.series.items()):
         hover = f"%{{y}}, {name}: %{{x:.1f}} %<extra></extra>"
-        if chart.stacked:
-            fig.add_bar(
-                name=name,
-                x=values,
-                y=labels,
-                orientation="h",
-                marker={"color": colours(chart, labels) if single else colour},
-                error_x={"type": "data", "array": chart.errors, "color": GREY} if chart.errors else None,
-                text=[f"{value:.1f}" for value in values] if single else None,
-                textposition="inside",
-                insidetextanchor="start",
-                hovertemplate=hover,
-            )
+        series: dict[str, Any] = {"name": name, "x": values, "y": labels, "hovertemplate": hover}
+        if alone:
+            series["error_x"] = {"type": "data", "array": chart.errors, "color": GREY}
+            series |= {"text": [f"{value:.1f}" for value in values], "textposition": "inside"}
+        if chart.points:
+            fig.add_scatter(**series, mode="markers", marker={"color": colour, "size": 13})
         else:
-            fig.add_scatter(
-                name=name, x=values, y=labels, mode="markers", marker={"color": colour, "size": 13}, hovertemplate=hover
-            )
+            marker = {"color": chart.colours or colour}
+            fig.add_bar(**series, marker=marker, orientation="h", insidetextanchor="start")
         if name in chart.dots:
-            points = [(x, label) for label, seeds in zip(labels, chart.dots[name]) for x in seeds]
-            small = {"color": ORANGE if single else colour, "size": 6, "opacity": 0.6}
-            fig.add_scatter(
-                x=[x for x, _ in points],
-                y=[label for _, label in points],
-                mode="markers",
-                name="one seed",
-                marker=small,
-                showlegend=single,
-            )
-    fig.update_layout(yaxis={"autorange": "reversed"}, legend={"traceorder": "normal"}, showlegend=len(fig.data) > 1)
+            x, y = zip(*chart.dots[name])
+            small = {"color": ORANGE if alone else colour, "size": 6, "opacity": 0.6}
+            fig.add_scatter(x=x, y=y, mode="markers", name="one seed", marker=small, showlegend=alone)
+    axes = {"xaxis": {"title": {"text": chart.unit}, "rangemode": "tozero"}, "yaxis": {"autorange": "reversed"}}
+    fig.update_layout(**axes, barmode="stack", legend={"traceorder": "normal"}, showlegend=len(fig.data) > 1)
     return fig
 
 
-def colours(chart: Chart, labels: Sequence[str]) -> list[str]:
-    """Methods, controls, and the models they are compared with."""
-    return [GREY if label in chart.controls else BLUE if label in chart.methods else SKY for label in labels]
-
-
 def write_picture(sheet: Sheet, path: Path) -> bool:
-    """Write the bars of a sheet as a PNG; False without matplotlib, which comes with the extra `demo`."""
+    """Write a sheet's bars or points as a PNG; False without matplotlib, which comes with the extra `demo`."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
     chart, labels = sheet.chart, [row[0] for row in sheet.rows]
     assert chart is not None
-    places = range(len(labels))
     picture = Figure(figsize=(7.2, 0.6 + 0.42 * len(labels)), dpi=160, layout="constrained")
     axes: Any = picture.add_subplot()
     for colour, (name, values) in zip(COLOURS, chart.series.items()):
-        seeds = chart.dots.get(name, [[] for _ in labels])
-        if len(chart.series) == 1:
-            whiskers = {"xerr": chart.errors, "error_kw": {"ecolor": "#333333", "capsize": 2}}
-            axes.barh(places, values, color=colours(chart, labels), **whiskers)
-            for place, value, error, dots in zip(places, values, chart.errors, seeds):
-                axes.text(max([value + error, *dots]) + 1, place, f"{value:.1f}", va="center", fontsize=9)
+        dots = chart.dots.get(name, [])
+        if chart.points:
+            axes.plot(values, labels, "o", color=colour, label=name)
+            axes.legend(frameon=False)
         else:
-            axes.plot(values, places, "o", color=colour, label=name)
-        flat = [(x, place) for place, dots in zip(places, seeds) for x in dots]
-        small = ORANGE if len(chart.series) == 1 else colour
-        axes.plot([x for x, _ in flat], [place for _, place in flat], "o", color=small, markersize=3, alpha=0.6)
-    if len(chart.series) > 1:
-        axes.legend(frameon=False)
-    axes.set(xlim=(0, 108), xlabel=chart.unit, yticks=places, yticklabels=labels)
+            whiskers = {"xerr": chart.errors, "error_kw": {"ecolor": "#333333", "capsize": 2}}
+            axes.barh(labels, values, color=chart.colours, **whiskers)
+            for label, value, error in zip(labels, values, chart.errors):
+                end = max([value + error, *(x for x, of in dots if of == label)])
+                axes.text(end + 1, label, f"{value:.1f}", va="center", fontsize=9)
+        small = colour if chart.points else ORANGE
+        axes.plot([x for x, _ in dots], [label for _, label in dots], "o", color=small, markersize=3, alpha=0.6)
+    axes.set(xlim=(0, 108), xlabel=chart.unit)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)

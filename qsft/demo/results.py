@@ -1,6 +1,7 @@
-"""What a run of the demo found, over one seed or several, and as JSON."""
+"""What a run of the demo found, over one seed or several: as numbers, and in sentences computed from them."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -8,40 +9,36 @@ from typing import Any
 import numpy as np
 
 import qsft
-from qsft.demo.contexts import Comparison
-from qsft.demo.demonstration import Demonstration
+from qsft.demo.contenders import Method
+from qsft.demo.contexts import Knowledge
+from qsft.demo.foundation import base_suffices, teacher_suffices
 from qsft.demo.measure import Measurement
-from qsft.demo.methods import Method
 from qsft.demo.scenario import Scenario
-from qsft.demo.solutions import ERRORS
+from qsft.demo.world import ERRORS
 from qsft.evals.stats import Estimate, paired_difference, standard_error
+from qsft.page import static
 
 BASE, TEACHER, TOKENS = "base", "teacher", "page of tokens"
+TIE = 3.0  # points: what a seed more or less may change
+CLEAN = 0.05  # slips per step below which demonstrations count as clean
+LIMITS = (
+    "This is a model of half a million parameters on facts it can memorise: it shows the mechanism and is no evidence "
+    "for benchmarks."
+)
+QUICK = "This was a smoke test of a few steps: nothing was learnt, and the figures above mean nothing."
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed: every model's measurement, what base and teacher knew, theory, one demonstration, where models are."""
+    """One seed: measurements, knowledge and places by model, theory by method, a demonstration token by token."""
 
     scenario: Scenario
-    models: Mapping[str, Measurement]
-    knows: Mapping[str, Mapping[str, float]]
-    closed_form: Mapping[str, Comparison]
-    demonstration: Demonstration
-    places: Mapping[str, str]
-    seconds: Mapping[str, float]
-
-    def record(self) -> dict[str, Any]:
-        """The seed as JSON-able data."""
-        return {
-            "seed": self.scenario.seed,
-            "models": {label: {**asdict(m), "scores": m.scores.tolist()} for label, m in self.models.items()},
-            "knows": self.knows,
-            "closed_form": {label: dict(comparison) for label, comparison in self.closed_form.items()},
-            "demonstration": asdict(self.demonstration),
-            "places": dict(self.places),
-            "seconds": dict(self.seconds),
-        }
+    models: dict[str, Measurement]
+    knows: dict[str, Knowledge]
+    closed_form: dict[str, dict[str, Knowledge | None]]  # method → "closed form" and "measured"
+    demonstration: dict[str, Any]
+    places: dict[str, str]
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,6 @@ class Results:
 
     methods: tuple[Method, ...]
     seeds: tuple[SeedResult, ...]
-    quick: bool = False
 
     @property
     def scenario(self) -> Scenario:
@@ -84,30 +80,121 @@ class Results:
     def line(self, label: str) -> Line:
         """A model's line of the table."""
         models = [seed.models[label] for seed in self.seeds]
-        averages = np.array([model.average for model in models])
+        by_seed = [model.average for model in models]
         return Line(
             label=label,
-            average=float(averages.mean()),
-            standard_error=standard_error(averages) if len(models) > 1 else models[0].standard_error,
+            average=fmean(by_seed),
+            standard_error=standard_error(np.array(by_seed)) if len(models) > 1 else models[0].standard_error,
             greedy=fmean(model.greedy for model in models),
             pass_at_n=fmean(model.pass_at_n for model in models),
             errors={kind: fmean(model.errors[kind] for model in models) for kind in ERRORS},
-            by_seed=averages.tolist(),
+            by_seed=by_seed,
         )
 
     def gain(self, label: str, over: str) -> Estimate:
         """How many points `label` is above `over`, paired by problem, over all seeds."""
         a, b = (np.concatenate([seed.models[name].scores for seed in self.seeds]) for name in (over, label))
-        points = paired_difference(a, b)
-        return Estimate(100 * points.mean, 100 * points.se, 100 * points.low, 100 * points.high)
+        return paired_difference(100 * a, 100 * b)
 
-    def record(self, findings: list[str]) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The results as JSON-able data."""
         return {
             "qsft": qsft.__version__,
-            "settings": asdict(replace(self.scenario, seed=0)) | {"quick": self.quick},
+            "settings": asdict(replace(self.scenario, seed=0)),
             "methods": [asdict(method) for method in self.methods],
             "table": [asdict(line) for line in self.lines],
-            "findings": findings,
-            "seeds": [seed.record() for seed in self.seeds],
+            "findings": findings(self),
+            "seeds": [{"seed": seed.scenario.seed, **asdict(seed)} for seed in self.seeds],
         }
+
+
+def findings(results: Results) -> list[str]:
+    """One sentence or two per finding, the most important first: where Target-SFT wins, ties and loses."""
+    if results.scenario.quick:
+        return [QUICK]
+    parts = (_about_target_sft, _about_errors, _about_greedy, _about_the_world, _about_other_seeds)
+    return [*(sentence for part in parts for sentence in part(results)), LIMITS]
+
+
+def ordering(results: Results) -> str:
+    """The methods from the best to the worst."""
+    lines = sorted(results.lines[2:], key=lambda line: -line.average)
+    return " > ".join(f"{line.label} {line.average:.1f}" for line in lines)
+
+
+def committed_seeds() -> dict[str, Any]:
+    """`seeds` and `averages` (by label) of the run that the README's figures are from; `command` makes them again."""
+    found: dict[str, Any] = json.loads(static("qsft.demo", "seeds.json"))
+    return found
+
+
+def _about_target_sft(results: Results) -> Iterator[str]:
+    hero, average = results.hero, {line.label: line.average for line in results.lines}
+    rivals = [m for m in results.methods if m.row != "target" and not m.control]
+    if hero is None or not rivals:
+        yield f"First to last: {ordering(results)}."
+        return
+    best, said = max(rivals, key=lambda method: average[method.label]), ""
+    for rival in (best, *(m for m in rivals if m.row == "sft" and m is not best)):
+        known, said = said, _why(results, hero, rival)
+        yield _against(results, hero.label, rival.label) + (said if said != known else "")
+    for control in (m for m in results.methods if m.control):
+        yield "Control: " + _against(results, hero.label, control.label)
+
+
+def _against(results: Results, ours: str, other: str) -> str:
+    gain, a, b = results.gain(ours, other), results.line(ours).average, results.line(other).average
+    mean, low, high = (f"{round(value, 1) + 0.0:+.1f}" for value in (gain.mean, gain.low, gain.high))  # no -0.0
+    figures = f"{a:.1f} % against {b:.1f} %, difference {mean} points (95 % from {low} to {high})."
+    if abs(gain.mean) <= TIE:
+        return f"{ours} and {other} tie within {TIE:g} points: {figures}"
+    return f"{ours} {'beats' if gain.mean > 0 else 'loses to'} {other}: {figures}"
+
+
+def _why(results: Results, hero: Method, rival: Method) -> str:
+    """The reason, where the world gives one: a teacher that is wrong, demonstrations that are clean."""
+    gain, scenario = results.gain(hero.label, rival.label).mean, results.scenario
+    if gain < -TIE and scenario.teacher != "right" and "teacher" not in rival.target.needs:
+        return " The teacher is sure of wrong products, and Target-SFT follows it; who reads no teacher is not misled."
+    if abs(gain) <= TIE and rival.row == "sft" and not rival.curate and scenario.noise < CLEAN:
+        return " With demonstrations this clean there is nothing to filter: plain SFT is enough."
+    return ""
+
+
+def _about_errors(results: Results) -> Iterator[str]:
+    """What each method gets wrong first, most often."""
+    worst = [(line, max(line.errors, key=lambda kind: line.errors[kind])) for line in results.lines[2:]]
+    said = ", ".join(f"{line.label} in {kind} ({line.errors[kind]:.1f} %)" for line, kind in worst)
+    yield f"Where samples go wrong first, most often: {said}."
+
+
+def _about_greedy(results: Results) -> Iterator[str]:
+    """Whether what separates the methods is how they sample."""
+    lines = [results.line(method.label) for method in results.methods if not method.control]
+    good = [line for line in lines if line.greedy >= max(line.greedy for line in lines) - TIE]
+    ranked = sorted(good, key=lambda line: line.average)
+    worst, best = ranked[0], ranked[-1]
+    if best.average - worst.average > TIE:
+        names = " and ".join(filter(None, [", ".join(line.label for line in good[:-1]), good[-1].label]))
+        yield (
+            f"At temperature 0 {names} tie within {TIE:g} points ({worst.label} {worst.greedy:.1f} %, "
+            f"{best.label} {best.greedy:.1f} %): what separates them is sampling."
+        )
+
+
+def _about_the_world(results: Results) -> Iterator[str]:
+    """Seeds whose base or teacher did not come to know what they should: their figures are about another world."""
+    for seed in results.seeds:
+        base, teacher = seed.knows[BASE], seed.knows[TEACHER]
+        if not (base_suffices(base) and teacher_suffices(teacher, seed.scenario.teacher)):
+            yield f"Mind seed {seed.scenario.seed}: its base or teacher does not know what it should, see above."
+
+
+def _about_other_seeds(results: Results) -> Iterator[str]:
+    """What the committed seeds of the demo gave, beside a single one of them."""
+    known: Mapping[str, Any] = committed_seeds()
+    found: Mapping[str, Sequence[float]] = known["averages"]
+    labels = [method.label for method in results.methods if method.label in found]
+    if results.scenario == Scenario() and len(results.seeds) == 1 < len(known["seeds"]) and labels:
+        each = (f"{one} {fmean(found[one]):.1f} ({min(found[one]):.1f}–{max(found[one]):.1f})" for one in labels)
+        yield f"This is one seed. Seeds {', '.join(map(str, known['seeds']))} gave: {', '.join(each)}."

@@ -9,16 +9,17 @@ from typing import Any
 
 from datasets import Dataset
 
-from qsft.demo.vocabulary import EQUALS, encode
 from qsft.demo.world import (
     DEMONSTRATOR,
+    EQUALS,
     PROMPT_LENGTH,
     TEACHERS,
     ClockProblem,
     Writer,
     chains,
+    encode,
     evaluation_problems,
-)
+)  # fmt: skip
 from qsft.targets.view import IGNORED
 
 
@@ -53,6 +54,7 @@ class Scenario:
     top_k: int = 16
     problems: int = 256
     samples: int = 16
+    quick: bool = False
 
     def __post_init__(self) -> None:
         if self.teacher not in TEACHERS:
@@ -69,11 +71,11 @@ class Scenario:
         """The problems that models are measured on; the demonstrations leave them out."""
         return evaluation_problems(self.problems, self.seed)
 
-    def quick(self) -> "Scenario":
+    def shortened(self) -> "Scenario":
         """The same world for a smoke test: a few steps of everything, so nothing is learnt."""
         short = {"pretraining": 6, "teaching": 3, "fine_tuning": 2}
         phases: dict[str, Any] = {name: replace(getattr(self, name), steps=steps) for name, steps in short.items()}
-        return replace(self, **phases, rounds=0, problems=8, samples=4)
+        return replace(self, **phases, rounds=0, problems=8, samples=4, quick=True)
 
 
 def demonstrations(scenario: Scenario) -> Dataset:

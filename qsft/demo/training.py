@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, TrainerCallback
 
 from qsft.demo.scenario import TRAINING, Phase
-from qsft.demo.vocabulary import make_tokenizer
+from qsft.demo.world import make_tokenizer
 from qsft.progress import Progress
 from qsft.teacher.cache import TeacherCache
 from qsft.train.config import TargetSFTConfig
@@ -34,6 +34,16 @@ class Phases:
 
     def say(self, name: str, text: str) -> None:
         self.console.print(f"  {name}: {text}", highlight=False, markup=False)
+
+
+class Steps(TrainerCallback):
+    """Advances the progress at every optimiser step."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.progress.advance()
 
 
 def fit(
@@ -62,28 +72,11 @@ def fit(
 
 def config_values(phase: Phase, seed: int, target: str = "sft", **kwargs: Any) -> dict[str, Any]:
     """The values of TargetSFTConfig for a phase, apart from where it writes; recipes/demo.yaml lists the same."""
-    return {
-        "target": target,
-        **kwargs,
-        "per_device_train_batch_size": phase.batch,
-        "learning_rate": phase.learning_rate,
-        "seed": seed,
-        **TRAINING,
-    }
-
-
-class Steps(TrainerCallback):
-    """Advances the progress at every optimiser step."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.progress.advance()
+    own = {"per_device_train_batch_size": phase.batch, "learning_rate": phase.learning_rate, "seed": seed}
+    return {"target": target, **kwargs, **own, **TRAINING}
 
 
 def load(path: Path) -> PreTrainedModel:
-    """A model of the demo."""
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 

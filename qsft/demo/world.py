@@ -6,17 +6,80 @@
 results are not, and writers slip: a slip is one of the nine wrong numbers, and the chain goes on from it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TYPE_CHECKING
 
-from qsft.demo.vocabulary import ANSWERS, ASK, BOS, EOS, EQUALS, MINUS, NUMBERS, OPENERS, PLUS, RAMBLINGS, TIMES, WORDS
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# ---- the words: one word, one token ----
+
+PAD, BOS, EOS, UNKNOWN = SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+ASK = "?"
+NUMBERS = tuple("0123456789")
+PLUS, MINUS, TIMES = SIGNS = ("+", "-", "*")
+OPERATIONS = tuple(f"{sign}{number}" for sign in SIGNS for number in NUMBERS)
+OPENERS = (("first", "start", "take"), ("then", "next", "now"), ("finally", "last", "lastly"))  # by step
+EQUALS = ("=", "gives", "is", "makes")
+ANSWERS = ("ans", "so", "result")
+RAMBLINGS = ("well", "hmm", "maybe", "the", "clock", "turns", "round", "again", "and", "but", "who", "knows")
+WORDS = (*SPECIAL, ASK, *NUMBERS, *OPERATIONS, *sum(OPENERS, ()), *EQUALS, *ANSWERS, *RAMBLINGS)
+IDS = {word: index for index, word in enumerate(WORDS)}
+
+# Nothing stands between the words of a question but spaces, so a conversation is its messages one after the other.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + ' ' + eos_token }}{% endgeneration %}"
+    "{% else %}{{ bos_token + ' ' + message['content'] + ' ' }}{% endif %}{% endfor %}"
+)
 
 STEPS = 3
 MODULUS = 10
 PROMPT_LENGTH = STEPS + 3  # <bos>, the number, the operations, ?
 LENGTH = PROMPT_LENGTH + 5 * STEPS + 3  # of a chain with its problem
 FACTS_PER_DOCUMENT = 6
+FAVOURITE = 0.75  # how often a writer takes the preferred word without looking at the others
+
+ADDING, MULTIPLYING, COPYING, FORM = ERRORS = ("+/−", "×", "copying", "form")
+KINDS = (ADDING, MULTIPLYING)  # of steps
+
+
+def encode(words: list[str]) -> list[int]:
+    """The ids of words, as the tokenizer gives them."""
+    return [IDS[word] for word in words]
+
+
+def make_tokenizer() -> "PreTrainedTokenizerFast":
+    """A word-level tokenizer that splits at spaces; it adds no tokens of its own."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel(IDS, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNKNOWN
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+# ---- problems and who solves them ----
+
+
+def fact(operation: str, operand: int) -> int:
+    """The result of one operation on the clock.
+
+    >>> fact("*7", 8)
+    6
+    """
+    sign, number = operation[0], int(operation[1:])
+    result = operand * number if sign == TIMES else operand + number if sign == PLUS else operand - number
+    return result % MODULUS
+
+
+def kind_of(operation: str) -> str:
+    return MULTIPLYING if operation[0] == TIMES else ADDING
 
 
 @dataclass(frozen=True)
@@ -31,15 +94,11 @@ class ClockProblem:
         return [BOS, str(self.start), *self.operations, ASK]
 
     @property
-    def results(self) -> list[int]:
-        results = [self.start]
-        for operation in self.operations:
-            results.append(fact(operation, results[-1]))
-        return results[1:]
-
-    @property
     def answer(self) -> str:
-        return str(self.results[-1])
+        value = self.start
+        for operation in self.operations:
+            value = fact(operation, value)
+        return str(value)
 
 
 @dataclass(frozen=True)
@@ -92,8 +151,6 @@ class Writer:
         return [*words, self.word(ANSWERS, random), value, EOS]
 
 
-FAVOURITE = 0.75  # how often a writer takes the preferred word without looking at the others
-
 PRETRAINING = Writer(slips=0.15, multiplying=0.06)  # so it lacks some of the products
 TEACHER = Writer(slips=0.05, preferred=0)
 TEACHERS = {
@@ -103,20 +160,7 @@ TEACHERS = {
 }
 DEMONSTRATOR = Writer(slips=0.25, preferred=1)
 
-
-def fact(operation: str, operand: int) -> int:
-    """The result of one operation on the clock.
-
-    >>> fact("*7", 8)
-    6
-    """
-    number = int(operation[1:])
-    match operation[0]:
-        case "+":
-            return (operand + number) % MODULUS
-        case "-":
-            return (operand - number) % MODULUS
-    return operand * number % MODULUS
+# ---- what is written ----
 
 
 def pretraining_corpus(count: int, seed: int) -> list[list[str]]:
@@ -126,16 +170,15 @@ def pretraining_corpus(count: int, seed: int) -> list[list[str]]:
 
 
 def _pretraining_document(random: Random) -> list[str]:
-    kind = random.random()
+    kind, writer = random.random(), PRETRAINING
     if kind < 0.40:
-        facts = [
-            PRETRAINING.step(PRETRAINING.operation(random), random.randrange(MODULUS), random)
-            for _ in range(FACTS_PER_DOCUMENT)
-        ]
-        return [BOS, *(word for words in facts for word in words)]
+        document = [BOS]
+        for _ in range(FACTS_PER_DOCUMENT):
+            document += writer.step(writer.operation(random), random.randrange(MODULUS), random)
+        return document
     if kind < 0.95:
-        problem = PRETRAINING.problem(random)
-        document = [*problem.prompt, *PRETRAINING.solution(problem, random)]
+        problem = writer.problem(random)
+        document = [*problem.prompt, *writer.solution(problem, random)]
         return _break_off(document, random) if random.random() < 0.2 else document
     return [BOS, *random.choices(WORDS[4:], k=LENGTH - 1)]
 
@@ -157,15 +200,49 @@ def chains(writer: Writer, count: int, seed: int, *, without: frozenset[ClockPro
 
 
 def evaluation_problems(count: int, seed: int) -> list[ClockProblem]:
-    """Distinct random problems to measure on; `chains` leaves them out of the demonstrations."""
+    """Distinct random problems to measure on; the demonstrations leave them out."""
     random, uniform = Random(f"evaluation {seed}"), Writer(slips=0.0)
-    return list(_distinct(uniform, random, count))
+    problems: dict[ClockProblem, None] = {}
+    while len(problems) < count:
+        problems[uniform.problem(random)] = None
+    return list(problems)
 
 
-def _distinct(writer: Writer, random: Random, count: int) -> Iterator[ClockProblem]:
-    seen: set[ClockProblem] = set()
-    while len(seen) < count:
-        problem = writer.problem(random)
-        if problem not in seen:
-            seen.add(problem)
-            yield problem
+# ---- what is read in a solution ----
+
+
+def given_answer(words: list[str]) -> str | None:
+    """The number after an answer word right before the first <eos>; None for anything else.
+
+    >>> given_answer("first +5 7 = 2 ans 2 <eos>".split())
+    '2'
+    """
+    match words[: words.index(EOS)] if EOS in words else []:
+        case [*_, word, number] if word in ANSWERS and number in NUMBERS:
+            return number
+    return None
+
+
+def first_error(problem: ClockProblem, words: list[str]) -> str | None:
+    """The kind of the first wrong word, or None for a faultless solution.
+
+    A wrong result is `+/−` or `×` by its operation; a wrong operation, operand or final answer is `copying`; anything
+    that is not a chain of thought is `form`. A result is judged by the operand it was computed from.
+    """
+    value, at = str(problem.start), 0
+    for operation in problem.operations:
+        match words[at : at + 5]:
+            case [opener, did, operand, equals, result] if opener in sum(OPENERS, ()):
+                if (did, operand) != (operation, value):
+                    return COPYING
+                if equals not in EQUALS or result not in NUMBERS:
+                    return FORM
+                if int(result) != fact(operation, int(value)):
+                    return kind_of(operation)
+            case _:
+                return FORM
+        value, at = result, at + 5
+    match words[at : at + 3]:
+        case [answer_word, number, end] if answer_word in ANSWERS and number in NUMBERS and end == EOS:
+            return None if number == value else COPYING
+    return FORM

@@ -5,21 +5,15 @@ The public names are imported on first use.
 
 from importlib import import_module
 
-_HOME = {
-    "targets_page": "qsft.explore.targets",
-    "curves_figure": "qsft.explore.curves",
-    "xray": "qsft.explore.tokens",
-    "tokens_page": "qsft.explore.tokens",
-    "measure_alignment": "qsft.explore.alignment",
-    "in_words": "qsft.explore.sentences",
-    "alignment_figure": "qsft.explore.heatmap",
-    "pull_figure": "qsft.explore.heatmap",
-    "reliability_figure": "qsft.explore.heatmap",
-    "alignment_page": "qsft.explore.heatmap",
-    "read_run": "qsft.explore.runs",
-    "run_figures": "qsft.explore.runs",
-    "run_page": "qsft.explore.runs",
+_NAMES = {
+    "explorer": ("targets_page", "curves_figure"),
+    "tokens": ("xray", "tokens_page"),
+    "alignment": ("measure_alignment",),
+    "sentences": ("in_words",),
+    "heatmap": ("alignment_figure", "pull_figure", "reliability_figure", "alignment_page"),
+    "runs": ("read_run", "run_figures", "run_page"),
 }
+_HOME = {name: f"qsft.explore.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOME)
 

@@ -30,12 +30,8 @@ class Counts:
 
     targets: Mapping[str, AnyTarget]
     high: float = HIGH
-    documents: int = 0
-    tokens: int = 0
-    unknown: int = 0  # tokens the teacher says nothing about
-    label_in_topk: int = 0
-    teacher_top1: int = 0
-    student_top1: int = 0
+    # documents, tokens, unknown (the teacher says nothing), label_in_topk, teacher_top1, student_top1
+    of: Counter[str] = field(default_factory=Counter)
     histogram: np.ndarray = field(default_factory=lambda: np.zeros((BINS, BINS), dtype=np.int64))  # [p_T, p_θ]
     words: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in (*QUADRANTS, "all")})
     moved: dict[str, np.ndarray] = field(default_factory=dict)  # per target: moved mass by quadrant
@@ -50,32 +46,31 @@ class Counts:
         p, t = view.label_logp.exp().cpu().numpy(), teacher_label_probs(view).cpu().numpy()
         kind, labels = quadrant(p, t, self.high), view.labels.cpu().numpy()
         known = kind >= 0
-        self.tokens += len(p)
-        self.unknown += int((~known).sum())
+        top1 = int((view.logits.argmax(dim=-1) == view.labels).sum())
+        self.of.update(tokens=len(p), unknown=int((~known).sum()), student_top1=top1)
         np.add.at(self.histogram, (_bin(t[known]), _bin(p[known])), 1)
         self.words["all"].update(labels[known].tolist())
         for index, name in enumerate(QUADRANTS):
             self.words[name].update(labels[kind == index].tolist())
-        self._add_ranks(view)
+        self._add_teacher(view)
         self._add_targets(view, kind)
 
-    def _add_ranks(self, view: TokenView) -> None:
+    def _add_teacher(self, view: TokenView) -> None:
         teacher, labels = view.teacher, view.labels
         assert teacher is not None
-        self.student_top1 += int((view.logits.argmax(dim=-1) == labels).sum())
         claim, slot = teacher.logps.max(dim=-1)
         if isinstance(teacher, Full):
-            self.label_in_topk += len(labels)
+            self.of["label_in_topk"] += len(labels)
             self._add_claims(slot, claim, labels)
         else:
-            self.label_in_topk += int(((teacher.ids == labels[:, None]) & teacher.live).any(dim=-1).sum())
+            self.of["label_in_topk"] += int(((teacher.ids == labels[:, None]) & teacher.live).any(dim=-1).sum())
             said = ~teacher.empty
             self._add_claims(teacher.ids.gather(-1, slot[:, None])[said, 0], claim[said], labels[said])
 
     def _add_claims(self, first: Tensor, logp: Tensor, labels: Tensor) -> None:
         """Count how often the teacher's first choice is the label, by the probability it has."""
         claim, right = logp.exp().double().cpu().numpy(), (first == labels).cpu().numpy()
-        self.teacher_top1 += int(right.sum())
+        self.of["teacher_top1"] += int(right.sum())
         for row, values in enumerate((np.ones_like(claim), claim, right)):
             np.add.at(self.claims[row], _bin(claim), values)
         for token, excess in zip(first.tolist(), (claim - right).tolist()):
@@ -87,8 +82,8 @@ class Counts:
         for name, target in self.targets.items():
             moved = moved_mass(p, target(view)).cpu().numpy()
             self.trained[name] += int((moved >= MOVED).sum())
-            by_quadrant = [float(moved[kind == index].sum()) for index in range(len(QUADRANTS))]
-            self.moved[name] = self.moved.get(name, np.zeros(len(QUADRANTS))) + np.array(by_quadrant)
+            by_quadrant = np.array([float(moved[kind == index].sum()) for index in range(len(QUADRANTS))])
+            self.moved[name] = self.moved.get(name, 0.0) + by_quadrant
 
 
 def measure_alignment(
@@ -113,8 +108,8 @@ def measure_alignment(
     counts = Counts(comparable_targets() if targets is None else targets, high)
     for document in islice(documents, n):
         observe(model, document, observing(TARGETS["sft"](), counts.add), teacher)
-        counts.documents += 1
-    if not counts.tokens - counts.unknown:
+        counts.of["documents"] += 1
+    if not counts.of["tokens"] - counts.of["unknown"]:
         raise ValueError("none of the documents has a label token the teacher knows; there is nothing to compare.")
     return _summary(counts, Words(tokenizer))
 
@@ -131,20 +126,25 @@ def moved_mass(p: Tensor, q: Mixture) -> Tensor:
 
 
 def _summary(counts: Counts, words: Words) -> dict[str, Any]:
-    known = counts.tokens - counts.unknown
+    tokens = counts.of["tokens"]
+    known = tokens - counts.of["unknown"]
     totals = {name: int(sum(counts.words[name].values())) for name in QUADRANTS}
     return {
-        "documents": counts.documents,
-        "label_tokens": counts.tokens,
-        "unknown_tokens": counts.unknown,
+        "documents": counts.of["documents"],
+        "label_tokens": tokens,
+        "unknown_tokens": counts.of["unknown"],
         "high": counts.high,
         "quadrants": totals,
         "shares": {name: total / known for name, total in totals.items()},
-        "label_in_topk": counts.label_in_topk / counts.tokens,
-        "teacher_top1": counts.teacher_top1 / counts.tokens,
-        "student_top1": counts.student_top1 / counts.tokens,
+        **{name: counts.of[name] / tokens for name in ("label_in_topk", "teacher_top1", "student_top1")},
         "histogram": counts.histogram.tolist(),
-        "words": {name: _frequent(counts, name, words) for name in ("rescue", "filter")},
+        "words": {
+            name: [
+                {"token": visible(words.alone(token)), "count": count, "of": counts.words["all"][token]}
+                for token, count in counts.words[name].most_common(MOST_WORDS)
+            ]
+            for name in ("rescue", "filter")
+        },
         "targets": {name: _effect(counts, name) for name in counts.targets},
         "reliability": _reliability(counts, words),
     }
@@ -153,13 +153,13 @@ def _summary(counts: Counts, words: Words) -> dict[str, Any]:
 def _reliability(counts: Counts, words: Words) -> dict[str, Any]:
     """By the probability of the teacher's first choice: how often it was made, the mean claim, how often it was right;
     and the first choices that the labels bear out least."""
-    made, claimed, right = counts.claims
-    filled = made > 0
+    filled = counts.claims[0] > 0
+    made, claimed, right = counts.claims[:, filled]
     return {
         "from": (np.arange(BINS)[filled] / BINS).tolist(),
-        "count": made[filled].astype(int).tolist(),
-        "claimed": (claimed[filled] / made[filled]).tolist(),
-        "borne_out": (right[filled] / made[filled]).tolist(),
+        "count": made.astype(int).tolist(),
+        "claimed": (claimed / made).tolist(),
+        "borne_out": (right / made).tolist(),
         "doubted": [
             {"token": visible(words.alone(token)), "claims": counts.chosen[token], "excess": round(excess, 2)}
             for token, excess in counts.doubted.most_common(MOST_WORDS)
@@ -169,20 +169,10 @@ def _reliability(counts: Counts, words: Words) -> dict[str, Any]:
 
 
 def _effect(counts: Counts, name: str) -> dict[str, Any]:
-    total = float(counts.moved[name].sum())
-    shares = counts.moved[name] / total if total else counts.moved[name]
-    return {
-        "trains_on": counts.trained[name] / counts.tokens,
-        "moved": total / counts.tokens,
-        "quadrants": dict(zip(QUADRANTS, shares.tolist())),
-    }
-
-
-def _frequent(counts: Counts, name: str, words: Words) -> list[dict[str, Any]]:
-    return [
-        {"token": visible(words.alone(token)), "count": count, "of": counts.words["all"][token]}
-        for token, count in counts.words[name].most_common(MOST_WORDS)
-    ]
+    total, tokens = float(counts.moved[name].sum()), counts.of["tokens"]
+    shares = counts.moved[name] / (total or 1.0)
+    shown = dict(zip(QUADRANTS, shares.tolist()))
+    return {"trains_on": counts.trained[name] / tokens, "moved": total / tokens, "quadrants": shown}
 
 
 def _bin(values: np.ndarray) -> np.ndarray:

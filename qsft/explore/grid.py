@@ -8,14 +8,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from qsft.explore import six_tokens
-from qsft.explore.destination import destination
 from qsft.targets.induced import LossTarget
 from qsft.targets.residual import FORMS, TAILS
 from qsft.targets.target import Mixture, Target
@@ -71,8 +70,7 @@ class Axis:
         return Axis.of(self.name, self.label, [self.values[i] for i in sorted(keep)], self.values[self.start])
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A target over situation × hyper-parameters: `rows[hparams, situation]` holds loss, γ, Q, gradient, p*."""
 
     situation: tuple[Axis, ...]
@@ -96,28 +94,25 @@ def tabulate(build: Build) -> Table:
     hparams = _thinned(tuple(_hparam_axes(build)), math.prod(len(axis.values) for axis in situation))
     combinations = list(itertools.product(*(axis.values for axis in hparams)))
     cells = [_cell(build, dict(zip((a.name for a in hparams), values)), situation) for values in combinations]
-    targets, refused, closed, rows = zip(*cells)
-    return Table(situation, hparams, torch.stack(rows), targets, refused, closed)
+    rows, *others = zip(*cells)
+    return Table(situation, hparams, torch.stack(rows), *others)
 
 
-def _cell(build: Build, hparams: Mapping[str, Any], situation: Sequence[Axis]) -> tuple[Any, str, bool, Tensor]:
+def _cell(build: Build, hparams: Mapping[str, Any], situation: Sequence[Axis]) -> tuple[Tensor, Any, str, bool]:
     try:
         target = build(**hparams)
     except ValueError as error:  # a pair of hyper-parameters that the row refuses: the page says why
         size = math.prod(len(axis.values) for axis in situation)
-        return None, str(error), False, torch.full((size, 2 + 3 * len(six_tokens.TOKENS)), math.nan)
+        return torch.full((size, 2 + 3 * len(six_tokens.TOKENS)), math.nan), None, str(error), False
     rows, closed = evaluate(target, situation)
-    return target, "", closed, rows
+    return rows, target, "", closed
 
 
 def evaluate(target: Target | LossTarget, situation: Sequence[Axis]) -> tuple[Float[Tensor, "S W"], bool]:
     """Loss, γ, Q, gradient and p* of `target` at every point of the situation's axes, and if p* is a closed form."""
     grid = torch.tensor(list(itertools.product(*(axis.values for axis in situation))), dtype=torch.float64)
     column = {axis.name: grid[:, i] for i, axis in enumerate(situation)}
-    p, t = (
-        six_tokens.student(column["p"]),
-        six_tokens.teacher(column.get("teacher", torch.full((len(grid),), 0.5).double())),
-    )
+    p, t = six_tokens.student(column["p"]), six_tokens.teacher(column.get("teacher", torch.full_like(grid[:, 0], 0.5)))
     labels = torch.zeros(len(grid), dtype=torch.int64)
     teacher = six_tokens.kept(t) if "teacher" in column else None
     side = target.prepare(_side(column), teacher, lambda: column["p"].log())
@@ -125,7 +120,7 @@ def evaluate(target: Target | LossTarget, situation: Sequence[Axis]) -> tuple[Fl
     q = target(view)
     dense = q.dense(p)
     gradient = q.scale[:, None] * (p - dense)
-    end, closed = destination(target, p, t, p.new_tensor(six_tokens.DATA), side)
+    end, closed = six_tokens.destination(target, p, t, side)
     return torch.cat([token_losses(view, q)[:, None], q.gamma[:, None], dense, gradient, end], dim=-1), closed
 
 

@@ -1,6 +1,6 @@
 """The picture of an alignment: P(p_T | p_θ) as a heat map, what each target would pull at, the words behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,63 +29,52 @@ def alignment_figure(data: Mapping[str, Any]) -> "Figure":
     import plotly.graph_objects as go
 
     counts, high = np.array(data["histogram"]), data["high"]
-    columns = counts.sum(axis=0, keepdims=True)
-    shares = np.where(columns > 0, counts / np.maximum(columns, 1), np.nan)
-    centres = (np.arange(counts.shape[0]) + 0.5) / counts.shape[0]
+    shares = counts / np.maximum(counts.sum(axis=0, keepdims=True), 1)
+    filled = np.broadcast_to(counts.sum(axis=0) > 0, counts.shape)
+    centres = ((np.arange(len(counts)) + 0.5) / len(counts)).round(4).tolist()
+    bar = {"orientation": "h", "y": -0.2, "yanchor": "top", "thickness": 10, "tickformat": ".0%", "outlinewidth": 0}
     heat = go.Heatmap(
-        x=centres.round(4).tolist(),
-        y=centres.round(4).tolist(),
-        z=[[None if np.isnan(value) else round(float(value), 4) for value in row] for row in shares],
+        x=centres,
+        y=centres,
+        z=np.where(filled, shares.round(4), None).tolist(),
         customdata=counts.tolist(),
         colorscale="Cividis",
-        colorbar={
-            "title": {"text": "share of the column", "side": "top", "font": {"size": 12}},
-            "orientation": "h",
-            "y": -0.2,
-            "yanchor": "top",
-            "thickness": 10,
-            "tickformat": ".0%",
-            "outlinewidth": 0,
-        },
+        colorbar={**bar, "title": {"text": "share of the column", "side": "top", "font": {"size": 12}}},
         hovertemplate="p_θ %{x:.3f}, p_T %{y:.3f}<br>%{z:.1%} of the column, %{customdata} tokens<extra></extra>",
     )
-    fig = go.Figure(heat)
     axis = {"range": [0, 1], "dtick": 0.25, "showgrid": False, "zeroline": False}
-    fig.update_layout(
+    line = {"type": "line", "line": {"color": "white", "width": 2, "dash": "dot"}}
+    layout = go.Layout(
         xaxis={**axis, "title": "student, p_θ(y)"},
         yaxis={**axis, "title": "teacher, p_T(y)"},
-        shapes=[_line(x0=high, x1=high, y0=0, y1=1), _line(x0=0, x1=1, y0=high, y1=high)],
+        shapes=[{**line, "x0": high, "x1": high, "y0": 0, "y1": 1}, {**line, "x0": 0, "x1": 1, "y0": high, "y1": high}],
         annotations=[_corner(name, data["shares"][name]) for name in QUADRANTS],
         margin={"t": 12},
     )
-    return fig
+    return go.Figure(heat, layout)
 
 
 def pull_figure(data: Mapping[str, Any]) -> "Figure":
     """How much probability each target asks to move per token, and in which quadrant."""
     import plotly.graph_objects as go
 
-    names = list(data["targets"])
+    pattern = {"fillmode": "overlay", "fgcolor": PAPER, "fgopacity": 0.7, "size": 6, "solidity": 0.25}
     bars = [
         go.Bar(
-            y=names,
-            x=[data["targets"][name]["moved"] * data["targets"][name]["quadrants"][kind] for name in names],
+            y=list(data["targets"]),
+            x=[effect["moved"] * effect["quadrants"][kind] for effect in data["targets"].values()],
             name=NAMES[kind],
             orientation="h",
-            marker={"color": COLOURS[kind], "pattern": _pattern(PATTERNS[kind])},
+            marker={"color": COLOURS[kind], "pattern": {**pattern, "shape": PATTERNS[kind]}},
             hovertemplate="%{y}, " + NAMES[kind] + ": %{x:.4f}<extra></extra>",
         )
         for kind in QUADRANTS
     ]
-    fig = go.Figure(bars)
-    fig.update_layout(
-        barmode="stack",
-        bargap=0.3,
-        legend={"traceorder": "normal"},
-        yaxis={"autorange": "reversed", "showgrid": False},
-        xaxis={"title": "probability moved per label token"},
-    )
-    return fig
+    axes = {
+        "yaxis": {"autorange": "reversed", "showgrid": False},
+        "xaxis": {"title": "probability moved per label token"},
+    }
+    return go.Figure(bars, go.Layout(**axes, barmode="stack", bargap=0.3, legend={"traceorder": "normal"}))
 
 
 def reliability_figure(data: Mapping[str, Any]) -> "Figure":
@@ -93,7 +82,7 @@ def reliability_figure(data: Mapping[str, Any]) -> "Figure":
     import plotly.graph_objects as go
 
     found = data["reliability"]
-    most = max(found["count"])
+    sizes = 6 + 18 * (np.array(found["count"]) / max(found["count"])) ** 0.5
     points = go.Scatter(
         x=found["claimed"],
         y=found["borne_out"],
@@ -101,20 +90,14 @@ def reliability_figure(data: Mapping[str, Any]) -> "Figure":
         mode="lines+markers",
         name="teacher",
         line={"color": GREEN, "width": 2},
-        marker={"color": GREEN, "size": [6 + 18 * (count / most) ** 0.5 for count in found["count"]], "opacity": 0.8},
+        marker={"color": GREEN, "size": sizes.tolist(), "opacity": 0.8},
         hovertemplate="claims %{x:.1%}, borne out %{y:.1%}, %{customdata:,} tokens<extra></extra>",
     )
-    diagonal = go.Scatter(
-        x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dot"}, hoverinfo="skip", name="calibrated"
-    )
-    fig = go.Figure([diagonal, points])
+    dotted = {"color": GREY, "dash": "dot"}
+    diagonal = go.Scatter(x=[0, 1], y=[0, 1], mode="lines", line=dotted, hoverinfo="skip", name="calibrated")
     axis = {"range": [0, 1.02], "dtick": 0.25, "tickformat": ".0%"}
-    fig.update_layout(
-        xaxis={**axis, "title": "what the teacher claims for its first choice"},
-        yaxis={**axis, "title": "how often the data agree"},
-        legend={"traceorder": "normal"},
-    )
-    return fig
+    x, y = ({**axis, "title": t} for t in ("what the teacher claims for its first choice", "how often the data agree"))
+    return go.Figure([diagonal, points], go.Layout(xaxis=x, yaxis=y, legend={"traceorder": "normal"}))
 
 
 def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and student disagree") -> str:
@@ -124,7 +107,6 @@ def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and s
         f"<span>{NAMES[name]}: {MEANINGS[name]}</span></div>"
         for name in QUADRANTS
     )
-    words = _words(data, "rescue") + _words(data, "filter") + _doubted(data)
     height = 90 + 26 * len(data["targets"])
     body = (
         f'<div class="grid tiles">{tiles}</div>{_threshold(data["high"])}<div class="grid" style="margin-top:1rem">'
@@ -135,7 +117,9 @@ def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and s
         + figure(reliability_figure(data), _RELIABILITY_CAPTION, height=420, table=_claims(data))
         + "<h2>What each target would do with these tokens</h2>"
         + figure(pull_figure(data), _PULL_CAPTION, height=height, table=_effects(data))
-        + f'<h2>The words behind it</h2><div class="grid">{words}</div>'
+        + '<h2>The words behind it</h2><div class="grid">'
+        + "".join(f'<section class="card">{words}</section>' for words in _words(data))
+        + "</div>"
     )
     lede = f"{data['label_tokens']:,} label tokens of {data['documents']:,} documents, before training."
     carried = {"histogram": data["histogram"], "names": NAMES, "corners": CORNERS}
@@ -194,35 +178,17 @@ def _claims(data: Mapping[str, Any]) -> str:
     return table(("claimed", "borne out", "tokens"), rows, "The teacher's first choice, by its probability")
 
 
-def _doubted(data: Mapping[str, Any]) -> str:
-    rows = [(one["token"], one["claims"], one["excess"]) for one in data["reliability"]["doubted"]]
-    title = "First choices of the teacher that the labels bear out least"
+def _words(data: Mapping[str, Any]) -> Iterator[str]:
+    """The tokens behind the picture: of rescue and filter, and what the labels bear out least."""
+    for kind, words in data["words"].items():
+        rows = [(word["token"], word["count"], f"{100 * word['count'] / word['of']:.0f} %") for word in words]
+        yield table(("token", "times", "of its occurrences"), rows, f"Tokens that are most often {NAMES[kind]}")
+    doubted = [(one["token"], one["claims"], one["excess"]) for one in data["reliability"]["doubted"]]
     columns = ("token", "times chosen", "claimed minus borne out")
-    return f'<section class="card">{table(columns, rows, title)}</section>'
-
-
-def _words(data: Mapping[str, Any], kind: str) -> str:
-    rows = [(word["token"], word["count"], f"{100 * word['count'] / word['of']:.0f} %") for word in data["words"][kind]]
-    title = f"Tokens that are most often {NAMES[kind]}"
-    return f'<section class="card">{table(("token", "times", "of its occurrences"), rows, title)}</section>'
-
-
-def _line(**at: float) -> dict[str, Any]:
-    return {"type": "line", **at, "line": {"color": "white", "width": 2, "dash": "dot"}}
+    yield table(columns, doubted, "First choices of the teacher that the labels bear out least")
 
 
 def _corner(name: str, share: float) -> dict[str, Any]:
     x, y = CORNERS[name]
     text = f"<b>{NAMES[name]}</b><br>{100 * share:.1f} %"
     return {"x": x, "y": y, "text": text, "showarrow": False, "bgcolor": PAPER, "borderpad": 4, "opacity": 0.92}
-
-
-def _pattern(shape: str) -> dict[str, Any]:
-    return {
-        "shape": shape,
-        "fillmode": "overlay",
-        "fgcolor": PAPER,
-        "fgopacity": 0.7,
-        "size": 6,
-        "solidity": 0.25,
-    }

@@ -89,8 +89,7 @@ def probe(
 ) -> Iterator[TokenReadings]:
     """What is said at the label tokens of each document that has some, with `top` alternatives of each model."""
     for document in documents:
-        seen = read_document(model, document, target, teacher, top=top)
-        if seen is not None:
+        if (seen := read_document(model, document, target, teacher, top=top)) is not None:
             yield seen
 
 

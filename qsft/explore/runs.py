@@ -1,6 +1,7 @@
 """A run's logged metrics as a page, for people without a tracker; several runs are drawn over each other."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,14 +21,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Trust in the label, γ": ("gamma", "gamma_q50"),
     "Student and teacher on the label": ("rescue", "filter", "agree", "student_only"),
     "What the teacher covers": (
-        "support_mass",
-        "teacher_tail",
-        "label_in_topk",
-        "teacher_disagrees",
-        "fallback_tokens",
+        "support_mass", "teacher_tail", "label_in_topk", "teacher_disagrees", "fallback_tokens",
     ),
     "Model and optimiser": ("mean_token_accuracy", "entropy", "grad_norm", "learning_rate"),
-}
+}  # fmt: skip
 NOT_DRAWN = {"step", "epoch", "num_tokens", "total_flos", "train_loss", *QUARTILES}
 # Totals of a whole run, not curves: how long it took and how fast it was.
 TOTALS = re.compile(r"(^|_)(runtime|samples_per_second|steps_per_second)$")
@@ -107,7 +104,10 @@ def run_figures(runs: Sequence[Run]) -> dict[str, list[tuple[str, "Figure"]]]:
 def run_page(runs: Sequence[Run], *, title: str | None = None) -> str:
     """The figures of one or several runs as HTML."""
     key = "".join(f'<span class="key"><i style="{_key(i)}"></i>{escape(run.name)}</span>' for i, run in enumerate(runs))
-    sections = [_section(runs, heading, figures) for heading, figures in run_figures(runs).items()]
+    sections = [
+        f'<h2>{escape(heading)}</h2><div class="grid">{"".join(_card(runs, *one) for one in figures)}</div>'
+        for heading, figures in run_figures(runs).items()
+    ]
     steps = max(line["step"] for run in runs for line in run.history)
     lede = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, up to step {steps:,}; every metric that was logged."
     names = ", ".join(run.name for run in runs)
@@ -122,13 +122,9 @@ figcaption { overflow-wrap: anywhere; }
 """
 
 
-def _section(runs: Sequence[Run], heading: str, figures: Sequence[tuple[str, "Figure"]]) -> str:
-    cards = "".join(_card(runs, metric, fig) for metric, fig in figures)
-    return f'<h2>{escape(heading)}</h2><div class="grid">{cards}</div>'
-
-
 def _card(runs: Sequence[Run], metric: str, fig: "Figure") -> str:
-    ends = [(run.name, *_ends(run.curve(metric)[1])) for run in runs if metric in run.metrics]
+    curves = {run.name: run.curve(metric)[1] for run in runs if metric in run.metrics}
+    ends = [(name, *map(float, (ys[0], ys[-1], min(ys), max(ys)))) for name, ys in curves.items()]
     caption = f"{metric}: {ABOUT[metric]}" if metric in ABOUT else metric
     return figure(fig, caption, height=230, table=table(("run", "first", "last", "lowest", "highest"), ends))
 
@@ -155,20 +151,8 @@ def _band(run: Run, colour: str) -> Iterator[dict[str, Any]]:
     """The band between the quartiles of γ, as two invisible lines with the space between them filled."""
     for metric, fill in zip(QUARTILES, (None, "tonexty")):
         steps, values = run.curve(metric)
-        yield {
-            "type": "scatter",
-            "x": steps,
-            "y": values,
-            "mode": "lines",
-            "line": {"width": 0, "color": colour},
-            "fill": fill,
-            "fillcolor": colour,
-            "hoverinfo": "skip",
-        }
-
-
-def _ends(values: Sequence[float]) -> tuple[float, ...]:
-    return float(values[0]), float(values[-1]), float(min(values)), float(max(values))
+        style = {"mode": "lines", "line": {"width": 0, "color": colour}, "fillcolor": colour, "hoverinfo": "skip"}
+        yield {"type": "scatter", "x": steps, "y": values, "fill": fill, **style}
 
 
 def _key(i: int) -> str:
@@ -187,6 +171,4 @@ def _state_file(directory: Path) -> Path:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and value == value and abs(value) != float("inf")
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

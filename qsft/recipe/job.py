@@ -199,7 +199,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
 
 def _demo_models(seed: int) -> tuple[str, str]:
     """Directories of the demo's base and teacher, built now if they are not kept."""
-    from qsft.demo.prepare import demo_models
+    from qsft.demo.foundation import demo_models
 
     models = demo_models(seed)
     return str(models.base), str(models.teacher)

@@ -1,11 +1,9 @@
 import pytest
 import torch
 
-from qsft.demo.contexts import KINDS, Contexts, every_fact, knowledge
+from qsft.demo.contexts import Contexts, every_fact, knowledge
 from qsft.demo.foundation import untrained
-from qsft.demo.solutions import ADDING, MULTIPLYING
-from qsft.demo.vocabulary import WORDS
-from qsft.demo.world import ClockProblem, evaluation_problems, fact
+from qsft.demo.world import ADDING, KINDS, MULTIPLYING, WORDS, ClockProblem, evaluation_problems, fact
 from qsft.targets.zoo import make_target
 
 CONTEXTS = Contexts.of(evaluation_problems(40, seed=0))

@@ -5,11 +5,10 @@ import json
 import pytest
 
 from qsft.cli import main
+from qsft.demo.contenders import DATA_LEVEL, METHODS, find_data_level
 from qsft.demo.curated import SETTINGS, answer, other_demonstrations, problem_of, verify
-from qsft.demo.methods import DATA_LEVEL, METHODS, find_data_level
 from qsft.demo.scenario import Scenario, demonstrations
-from qsft.demo.solutions import given_answer
-from qsft.demo.vocabulary import EOS, WORDS
+from qsft.demo.world import EOS, WORDS, given_answer
 
 
 def words_of(row):
@@ -18,7 +17,7 @@ def words_of(row):
 
 @pytest.fixture(scope="module")
 def rows():
-    return demonstrations(Scenario().quick())
+    return demonstrations(Scenario().shortened())
 
 
 def test_answers_are_the_problems_own(rows):

@@ -1,13 +1,15 @@
 """The whole demo through the command line, a few steps of everything."""
 
 import json
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from qsft.cli import main
-from qsft.demo.foundation import places
-from qsft.demo.kept import is_intact
+from qsft.demo.foundation import is_intact, make_models
 from qsft.demo.scenario import Scenario
+from qsft.demo.training import Phases
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +64,16 @@ def test_models_can_be_loaded_by_anybody(out):
     assert model.generate(**ids, max_new_tokens=3, do_sample=False).shape == (1, 9)
 
 
-def test_a_second_run_keeps_base_and_teacher_and_a_damaged_base_is_made_again(out, tmp_path, capsys):
-    words = ["demo", "--quick", "--out", str(tmp_path), "--targets", "sft"]
-    assert main(words) == 0
-    assert "kept from an earlier run" in capsys.readouterr().out
-    base = places(Scenario().quick()).base
+def test_a_second_run_keeps_base_and_teacher_and_a_damaged_base_is_made_again(out):
+    def said():
+        console = Console(file=StringIO(), width=1000)
+        models = make_models(Scenario().shortened(), Phases(console))
+        return models, console.file.getvalue()
+
+    (base, _), text = said()
+    assert text.count("kept from an earlier run") == 2
     (base / "config.json").write_text("{}")
-    assert main(words) == 0
-    assert "is damaged: made again" in " ".join(capsys.readouterr().out.split())
+    assert "is damaged: made again" in said()[1]
     assert is_intact(base)
 
 

@@ -6,20 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qsft.demo.demonstration import Demonstration
-from qsft.demo.findings import LIMITS, QUICK, committed_seeds, findings
+from qsft.demo.contenders import METHODS
 from qsft.demo.measure import Measurement
-from qsft.demo.methods import METHODS
-from qsft.demo.results import BASE, TEACHER, Results, SeedResult
+from qsft.demo.results import BASE, LIMITS, QUICK, TEACHER, Results, SeedResult, committed_seeds, findings
 from qsft.demo.scenario import Scenario
-from qsft.demo.solutions import ADDING, ERRORS, MULTIPLYING
+from qsft.demo.world import ADDING, ERRORS, MULTIPLYING
 
 PAPER = {"SFT": 45.0, "SFT(p)": 83.0, "KD 0.8": 76.0, "KD 1.0": 85.0, "Target-SFT": 98.7}
 CONTROLS = {"KD sharpened": 98.0, "Beyond log": 95.0}
 
 
 def measurement(average, greedy=100.0):
-    scores = np.clip(average / 100 + np.linspace(-0.01, 0.01, 64), 0, 1)
+    scores = np.clip(average / 100 + np.linspace(-0.01, 0.01, 64), 0, 1).tolist()
     return Measurement(average, 0.3, greedy, 100.0, dict.fromkeys(ERRORS, 0.0), scores)
 
 
@@ -31,7 +29,7 @@ def make_results(averages, greedy=None, seeds=1, knows=KNOWN, **scenario):
         label: measurement({**CONTROLS, **averages}.get(label, 30.0), (greedy or {}).get(label, 100.0))
         for label in (BASE, TEACHER, *(method.label for method in METHODS))
     }
-    one = SeedResult(Scenario(**scenario), models, knows, {}, Demonstration("", []), {}, {})
+    one = SeedResult(Scenario(**scenario), models, knows, {}, {}, {}, {})
     return Results(METHODS, tuple(replace(one, scenario=replace(one.scenario, seed=i)) for i in range(seeds)))
 
 
@@ -75,7 +73,7 @@ def test_a_seed_whose_base_lacks_its_facts_is_named():
 
 def test_a_single_seed_says_what_other_seeds_gave(monkeypatch):
     known = {"seeds": [0, 1, 2], "averages": {"SFT": [44.0, 45.0, 46.0], "Target-SFT": [97.0, 98.0, 99.0]}}
-    monkeypatch.setattr("qsft.demo.findings.committed_seeds", lambda: known)
+    monkeypatch.setattr("qsft.demo.results.committed_seeds", lambda: known)
     said = " ".join(findings(make_results(PAPER)))
     assert "Seeds 0, 1, 2 gave: SFT 45.0 (44.0–46.0), Target-SFT 98.0 (97.0–99.0)." in said
     for other in (make_results(PAPER, seeds=3), make_results(PAPER, noise=0.0)):
@@ -94,7 +92,7 @@ def test_the_readme_shows_the_committed_figures():
 def test_limits_are_always_stated_and_a_smoke_test_claims_nothing():
     results = make_results(PAPER)
     assert findings(results)[-1] == LIMITS
-    assert findings(replace(results, quick=True)) == [QUICK]
+    assert findings(make_results(PAPER, quick=True)) == [QUICK]
 
 
 def test_several_seeds_spread_over_seeds():

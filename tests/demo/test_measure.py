@@ -5,9 +5,8 @@ import pytest
 from qsft.demo.foundation import untrained
 from qsft.demo.measure import measure, words_of
 from qsft.demo.scenario import Phase, as_dataset
-from qsft.demo.solutions import ERRORS
 from qsft.demo.training import fit
-from qsft.demo.world import Writer, evaluation_problems
+from qsft.demo.world import ERRORS, Writer, evaluation_problems
 from qsft.evals.request import Generation
 from qsft.progress import Progress
 

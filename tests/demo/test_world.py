@@ -5,21 +5,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qsft.demo.solutions import first_error
-from qsft.demo.vocabulary import EOS, EQUALS, IDS, OPERATIONS
+from qsft.demo.foundation import untrained
+from qsft.demo.training import save
 from qsft.demo.world import (
+    ADDING,
+    COPYING,
     DEMONSTRATOR,
+    EOS,
+    EQUALS,
+    ERRORS,
+    FORM,
+    IDS,
     LENGTH,
+    MULTIPLYING,
+    OPERATIONS,
     PROMPT_LENGTH,
     TEACHER,
     TEACHERS,
+    WORDS,
     ClockProblem,
     Writer,
     chains,
+    encode,
     evaluation_problems,
     fact,
+    first_error,
+    given_answer,
+    make_tokenizer,
     pretraining_corpus,
-)
+)  # fmt: skip
 
 problems = st.builds(ClockProblem, st.integers(0, 9), st.tuples(*[st.sampled_from(OPERATIONS)] * 3))
 writers = st.builds(
@@ -35,7 +49,6 @@ def slips_in(words):
 
 def test_the_example_of_the_module():
     problem = ClockProblem(7, ("+5", "*3", "-8"))
-    assert problem.results == [2, 6, 8]
     assert problem.answer == "8"
     assert " ".join(problem.prompt) == "<bos> 7 +5 *3 -8 ?"
 
@@ -124,3 +137,94 @@ def test_evaluation_problems_are_distinct_and_not_demonstrated():
 def test_the_same_seed_is_the_same_world_and_another_is_not():
     assert pretraining_corpus(20, 1) == pretraining_corpus(20, 1) != pretraining_corpus(20, 2)
     assert chains(TEACHER, 20, 1) == chains(TEACHER, 20, 1) != chains(TEACHER, 20, 2)
+
+
+PROBLEM = ClockProblem(7, ("+5", "*3", "-8"))
+RIGHT = "first +5 7 = 2 then *3 2 gives 6 finally -8 6 is 8 ans 8 <eos>"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (RIGHT, "8"),
+        ("ans 8 <eos>", "8"),
+        ("so 8 <eos> ans 3 <eos>", "8"),  # the first <eos> ends it
+        ("result 3", None),  # no end
+        ("ans 8 hmm <eos>", None),  # not right before the end
+        ("= 8 <eos>", None),  # no answer word
+        ("ans +8 <eos>", None),  # no number
+        ("<eos>", None),
+        ("8 <eos>", None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_the_number_after_an_answer_word_right_before_the_first_end(text, answer):
+    assert given_answer(text.split()) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (RIGHT, None),
+        (RIGHT.replace("7 = 2", "7 = 3").replace("*3 2 gives 6", "*3 3 gives 9"), ADDING),
+        (RIGHT.replace("gives 6", "gives 5").replace("-8 6 is 8", "-8 5 is 7"), MULTIPLYING),
+        (RIGHT.replace("is 8", "is 9"), ADDING),
+        (RIGHT.replace("+5", "+4"), COPYING),
+        (RIGHT.replace("*3 2", "*3 4"), COPYING),
+        (RIGHT.replace("ans 8", "ans 7"), COPYING),
+        (RIGHT.replace("gives", "hmm"), FORM),
+        (RIGHT.replace("first", "7"), FORM),
+        (RIGHT.replace("ans", "is"), FORM),
+        (RIGHT.removesuffix(" <eos>"), FORM),
+        ("first +5 7", FORM),
+        ("", FORM),
+    ],
+)
+def test_the_first_error_has_a_kind(text, error):
+    assert first_error(PROBLEM, text.split()) == error
+
+
+def test_two_errors_may_cancel_and_the_answer_is_right():
+    problem = ClockProblem(7, ("+5", "*0", "-8"))
+    text = "first +5 7 = 3 then *0 3 gives 0 finally -8 0 is 2 ans 2 <eos>"
+    words = text.split()
+    assert given_answer(words) == problem.answer
+    assert first_error(problem, words) == ADDING
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=25))
+def test_any_words_can_be_read_and_a_faultless_solution_is_correct(words):
+    error = first_error(PROBLEM, words)
+    assert error is None or error in ERRORS
+    assert error is not None or given_answer(words) == PROBLEM.answer
+
+
+TOKENIZER = make_tokenizer()
+
+
+def test_words_are_distinct_and_about_75():
+    assert len(set(WORDS)) == len(WORDS) == len(IDS)
+    assert 70 <= len(WORDS) <= 80
+
+
+@given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=30))
+def test_the_tokenizer_agrees_with_encode_and_decodes_to_the_same_words(words):
+    ids = TOKENIZER(" ".join(words))["input_ids"]
+    assert ids == encode(words)
+    assert TOKENIZER.decode(ids).split() == words
+
+
+def test_a_tokenizer_saved_with_its_model_is_the_same(tmp_path):
+    from transformers import AutoTokenizer
+
+    save(untrained(0), tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.get_vocab() == IDS
+    assert loaded.eos_token == EOS
+    assert loaded(" ".join(WORDS))["input_ids"] == encode(list(WORDS))
+
+
+def test_the_chat_template_writes_a_problem_as_the_world_does():
+    messages = [{"role": "user", "content": "7 +5 *3 -8 ?"}, {"role": "assistant", "content": "so 8"}]
+    text = make_tokenizer().apply_chat_template(messages, tokenize=False)
+    assert " ".join(text.split()) == "<bos> 7 +5 *3 -8 ? so 8 <eos>"

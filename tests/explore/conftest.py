@@ -2,60 +2,42 @@
 
 import numpy as np
 import pytest
+import tiny
 from browser import browser, chromium  # noqa: F401  (fixtures)
 
-EVIL = "<script>window.hacked=1</script>"
-IMAGE = "<img/src=x/onerror=window.hacked=1>"
-WORDS = ("<pad>", "<eos>", "<unk>", EVIL, IMAGE, "</script>", *(f"w{i}" for i in range(26)))
+WORDS = tiny.vocabulary()
+EVIL = [WORDS.index(word) for word in tiny.EVIL]
+FIRST = WORDS.index("w0")
 
 
 @pytest.fixture(scope="session")
-def tokenizer():
+def tokenizer(tiny_tokenizer):
     """One word, one token; some words are HTML that means harm."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    return tiny_tokenizer
 
 
-def random_model(noise=0.0):
-    """A model of 32 tokens that is sure of some tokens and unsure of others; with noise it is another one, akin."""
+def unlike(noise=0.0):
+    """A model that is sure of some tokens and unsure of others; with noise it is another one, akin."""
     import torch
-    from transformers import Olmo2Config, Olmo2ForCausalLM
 
-    # Olmo2: its tokenizer is loaded again as it was saved; beside a Qwen2 config AutoTokenizer makes a BPE of it.
-    config = Olmo2Config(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        initializer_range=0.4,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng():
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = tiny.make_model(1, "olmo2", **shape, initializer_range=0.4).eval()
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(1)
-        model = Olmo2ForCausalLM(config).eval()
-        with torch.no_grad():
-            model.lm_head.weight *= 2
-            for weight in model.parameters() if noise else ():
-                weight += noise * weight.std().nan_to_num() * torch.randn_like(weight)
-        return model
+        model.lm_head.weight *= 2
+        for weight in model.parameters() if noise else ():
+            weight += noise * weight.std().nan_to_num() * torch.randn_like(weight)
+    return model
 
 
 @pytest.fixture(scope="session")
 def student():
-    return random_model()
+    return unlike()
 
 
 @pytest.fixture(scope="session")
 def teacher():
-    return random_model(noise=0.5)
+    return unlike(noise=0.4)
 
 
 @pytest.fixture(scope="session")
@@ -66,15 +48,15 @@ def documents(student, teacher):
     random = np.random.default_rng(0)
     rows = []
     for number in range(12):
-        ids = torch.from_numpy(random.integers(6, len(WORDS), size=(1, 3)))
+        ids = random.integers(FIRST, len(WORDS), size=3).tolist()
         for _ in range(14):
             # Half of the tokens are the student's choice, a quarter the teacher's, the rest are anything.
             chooser = [student, student, teacher, None][random.integers(4)]
             with torch.no_grad():
-                choice = random.integers(3, len(WORDS)) if chooser is None else int(chooser(ids).logits[0, -1].argmax())
-            ids = torch.cat([ids, torch.tensor([[int(choice)]])], dim=1)
-        input_ids = [*ids[0].tolist(), *((3, 4, 5) if number == 0 else ()), 1]
-        rows.append({"input_ids": input_ids, "labels": [-100] * 3 + input_ids[3:]})
+                said = None if chooser is None else int(chooser(torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(int(random.integers(FIRST, len(WORDS))) if said is None else said)
+        ids += [*(EVIL if number == 0 else ()), WORDS.index("<|eos|>")]
+        rows.append({"input_ids": ids, "labels": [-100] * 3 + ids[3:]})
     return rows
 
 

@@ -64,7 +64,7 @@ def test_claims_are_counted_by_the_teachers_first_choice(data, documents, cache)
         rows = cache.lookup(document["input_ids"], document["labels"])
         best = rows.logps.argmax(dim=-1)
         first = rows.ids.gather(-1, best[:, None])[:, 0]
-        claims += rows.logps.max(dim=-1).values.exp().tolist()
+        claims += rows.logps.float().max(dim=-1).values.exp().tolist()
         right += (first.numpy() == np.array(document["input_ids"])[3:]).tolist()
     found, index = data["reliability"], np.clip((np.array(claims) * BINS).astype(int), 0, BINS - 1)
     bins = np.unique(index)

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from qsft.explore import six_tokens
 from qsft.explore.alignment import measure_alignment
+from qsft.explore.explorer import targets_page
 from qsft.explore.heatmap import alignment_page
 from qsft.explore.runs import Run, run_page
-from qsft.explore.targets import targets_page
 from qsft.explore.tokens import tokens_page, xray
 from qsft.losses.reference import target_loss
 from qsft.page import write_page

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import qsft.explore
 from qsft.explore import six_tokens
-from qsft.explore.targets import targets_page
+from qsft.explore.explorer import targets_page
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.trust import Constant

@@ -47,8 +47,6 @@ METHODS = (
     Method("Beyond log", "beyond_log", {"alpha": 0.5}, control="a loss without a teacher"),
     Method("Target-SFT", "target", {"eta": 0.5}),
 )
-
-
 DATA_LEVEL = (
     Method("RFT", "sft", curate="rft"),
     Method("STaR", "sft", curate="star"),
@@ -62,12 +60,12 @@ def find_data_level(words: list[str]) -> tuple[Method, ...]:
     """Data-level methods by the names `qsft curate` knows, separated by spaces or commas."""
     known = {str(method.curate): method for method in DATA_LEVEL}
     names = dict.fromkeys(name for word in words for name in word.split(",") if name)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(
-            f"--methods {unknown[0]!r} is not known. Choose of {', '.join(known)} (self_distill needs a base that has "
-            "read documents long enough for a solution and its rewriting; the demo's has not)."
-        )
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"--methods {name!r} is not known. Choose of {', '.join(known)} (self_distill needs a base that has "
+                "read documents long enough for a solution and its rewriting; the demo's has not)."
+            )
     return tuple(known[name] for name in names)
 
 
@@ -85,8 +83,8 @@ def _parse(word: str) -> Method:
     given = dict(_assignment(word, part) for part in rest.split(",") if part)
     rate = given.pop(RATE, CALM.get(row))
     method = Method(word, row, given, float(rate) if rate is not None else None)
-    known = [known for known in METHODS if known.target == method.target and known.learning_rate == rate]
-    return known[0] if known else method
+    same = (known for known in METHODS if known.target == method.target and known.learning_rate == rate)
+    return next(same, method)
 
 
 def _assignment(word: str, part: str) -> tuple[str, Any]:

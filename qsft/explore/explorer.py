@@ -79,6 +79,7 @@ def targets_page(targets: Iterable[Showable] = (), *, named: bool = True) -> str
 
 def _shown(target: Showable) -> dict[str, Any]:
     """One target as the page reads it: words, axes, and the table as base64 float32."""
+    build: Build
     if isinstance(target, str):
         row, build = entry(target), TARGETS[target]
         name, words = target, f"{row.title} ({row.reference})"

@@ -36,7 +36,7 @@ def alignment_figure(data: Mapping[str, Any]) -> "Figure":
     heat = go.Heatmap(
         x=centres,
         y=centres,
-        z=np.where(filled, shares.round(4), None).tolist(),
+        z=np.where(filled, shares.round(4), np.full_like(shares, None, dtype=object)).tolist(),
         customdata=counts.tolist(),
         colorscale="Cividis",
         colorbar={**bar, "title": {"text": "share of the column", "side": "top", "font": {"size": 12}}},

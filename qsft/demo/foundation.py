@@ -112,6 +112,7 @@ def _train(
     start: Callable[[], PreTrainedModel],
     documents: Callable[[int], list[list[str]]],
     directory: Path,
+    *,
     prompt: int,
 ) -> Mapping[str, Any]:
     """Train in the first phase, then in rounds of more until the model knows what it should."""

@@ -88,14 +88,15 @@ site: $(VENV)/.installed-site  ## the guide, as pages in $(VENV)/site
 docs: $(VENV)/.installed-test  ## write the generated parts of the README anew
 	$(BIN)/python tests/readme.py --write
 
-pictures: $(VENV)/.installed-test  ## take the README's pictures anew, from the demo (needs chromium)
+pictures: $(VENV)/.installed-test  ## take the README's and the guide's pictures anew, from the demo (needs chromium)
 	rm -rf $(VENV)/pictures && mkdir -p $(VENV)/pictures docs
 	$(BIN)/qsft demo --out $(VENV)/pictures/demo && cp $(VENV)/pictures/demo/accuracy.png docs/demo.png
 	cd $(VENV)/pictures && ../bin/qsft explore targets --out targets.html && \
 	  ../bin/qsft explore tokens demo --n 12 --out tokens.html && \
 	  ../bin/qsft explore alignment demo --n 200 --out alignment.html && \
 	  ../bin/qsft train demo --logging_steps 2 --output_dir run && ../bin/qsft explore run run --out run.html && \
-	  ../bin/python ../../docs/take_pictures.py targets.html "tokens.html#token-15" alignment.html run.html --out ../../docs
+	  ../bin/python ../../docs/take_pictures.py targets.html "tokens.html#token-15" alignment.html run.html --out ../../docs && \
+	  ../bin/python ../../docs/draw_health.py --out ../../docs
 
 dist: $(VENV)/.installed-dev  ## build, check and try the wheel in a clean environment
 	rm -rf dist build

@@ -2,32 +2,54 @@
 
 import json
 import re
-import shlex
+import runpy
 from pathlib import Path
 
 import jaxtyping
 import pytest
 import readme
+from commands import LOCAL, README_BLOCKS, README_PROSE, SAMPLES, TINY, run
 
 import qsft
 from qsft.cli import build_parser
-from qsft.recipe.recipe_file import packaged_recipes, read_recipe
+from qsft.files import write_lines
+from qsft.recipe.recipe_file import packaged_recipes
 from qsft.train.metrics import MEANS, QUARTILES, TEACHER_SHARES
 
 REPO = Path(__file__).parents[2]
 PAGES = sorted((REPO / "docs").glob("*.md"))
 RECIPES = {file.stem for file in packaged_recipes()}
-FIRST = ("accelerate", "make", "qsft")
+
+# The guide's commands that the README has not, which test_readme.py runs, in an order in which they can run.
+RUN = {
+    "qsft train --model_name_or_path Qwen/Qwen3-0.6B --dataset_name my.jsonl --question_column problem "
+    "--response_column solution --target dft --output_dir runs/mine": LOCAL,
+    "qsft train numina_qwen_math_1p5b": f"{TINY} --save_steps 2",
+    "qsft train numina_qwen_math_1p5b --resume_from_checkpoint last": f"{TINY} --save_steps 2",
+    "qsft eval RECIPE --limit 100 --n 4": SAMPLES,
+    "qsft plan m23k_qwen_1p5b": "",
+    "qsft train m23k_qwen_1p5b": f"{LOCAL} --data_dir {{files}}/m23k.jsonl --dry_run",
+    "qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target": "--dry_run",
+    "qsft sweep numina_qwen_math_1p5b --grid target=target eta=0.2,0.5,1.0": "--dry_run",
+    "qsft sweep openr1_qwen_math_1p5b --grid target=target_mixture c=0.2,0.5,1.0": "--dry_run",
+}
+# … and those that are only parsed, with the reason.
+PARSED = {
+    "qsft eval m23k_qwen_1p5b": "ten benchmarks of the hub: tests/evals grades their forms",
+    "qsft eval runs/numina_qwen_math_1p5b-target --backend vllm "
+    "--engine gpu_memory_utilization=0.8 enforce_eager=true": "needs vLLM: tests/vllm samples with it",
+    "accelerate launch recipes/NAME.yaml": "NAME is the reader's: the README launches one",
+}
 
 # What makes a snippet small and local, as in test_readme.py; every text must occur in its page.
 SMALL = "use_cpu=True, bf16=False, max_steps=2, max_length=64, report_to=[]"
-LOCAL = {
+MODELS = {
     '"Qwen/Qwen3-0.6B"': '"{files}/student"',
     '"Qwen/Qwen3-4B-Instruct-2507"': '"{files}/teacher"',
 }
 REPLACED = {
-    "from_trl.md": {**LOCAL, 'output_dir="out"': f'output_dir="out", {SMALL}'},
-    "cache.md": LOCAL,
+    "from_trl.md": {**MODELS, 'output_dir="out"': f'output_dir="out", {SMALL}'},
+    "cache.md": MODELS,
     "evaluation.md": {'"Qwen/Qwen3-0.6B"': '"{files}/student"'},
     "write_a_target.md": {},
 }
@@ -38,12 +60,15 @@ def code(page):
 
 
 def commands():
-    """(page, command) of every block and every command in the prose."""
-    for page in PAGES:
-        # the format's page puts strings of the format between backticks, not commands
-        said = readme.mentioned(page) if page.stem != "cache_format" else []
-        for command in [*readme.commands(page), *said]:
-            yield pytest.param(page, command, id=f"{page.stem}: {command[:60]}")
+    """Every command of the guide, in the order it stands in; the format's page has strings of the format instead."""
+    pages = [page for page in PAGES if page.stem != "cache_format"]
+    return dict.fromkeys(command for page in pages for command in (*readme.commands(page), *readme.mentioned(page)))
+
+
+def console():
+    """What stands behind `$`: commands for several GPUs or nodes."""
+    blocks = [block for page in PAGES for block in readme.snippets("console", page)]
+    return [line.split(" #")[0].removeprefix("$ ").strip() for block in blocks for line in block.splitlines()]
 
 
 def test_every_page_with_a_snippet_is_run():
@@ -62,32 +87,51 @@ def test_snippets_run_in_order(name, tiny_files, tmp_path, monkeypatch):
     exec(compile(text, name, "exec"), {})
 
 
-@pytest.mark.parametrize(("page", "command"), commands())
-def test_commands_are_understood(page, command):
-    """The README's are run by test_readme.py; here each is parsed as the command line would, recipes and keys too."""
-    words = [word for word in shlex.split(command) if word != "…"]
-    assert words[0] in FIRST, command
-    if words[0] == "make":
-        assert re.search(rf"^{words[1]}:.*##", (REPO / "Makefile").read_text(), re.MULTILINE), command
-    elif words[0] == "accelerate":
-        files = [word for word in words if word.endswith(".yaml") and "NAME" not in word]
-        assert all((REPO / file).is_file() for file in files), command
-    else:
-        understood(words[1:])
+def is_name(words):
+    """Whether the prose only names a command: `qsft eval`, `qsft cache build`."""
+    return len([word for word in words if not word.startswith("--")]) <= 2 + (words[1] in ("cache", "explore"))
+
+
+def test_every_command_is_run_or_has_a_reason_not_to_be():
+    makefile = (REPO / "Makefile").read_text()
+    made = [command for command in commands() if command.startswith("make ")]
+    assert all(re.search(rf"^{command.split()[1]}:.*##", makefile, re.MULTILINE) for command in made)
+    asked = {command for command in commands() if command not in made and not is_name(command.split())}
+    assert asked - {*README_BLOCKS, *README_PROSE} == {*RUN, *PARSED}
+
+
+def test_the_commands_run(folder, tiny_files, capfd):
+    rows = [{"problem": f"w{i} + w{i + 1} = ?", "solution": f"w{i % 9}"} for i in range(32)]
+    write_lines(folder / "my.jsonl", rows)
+    for command, extra in RUN.items():
+        assert run(command, extra, tiny_files) == 0, f"{command}\n{capfd.readouterr().err[-3000:]}"
+    assert (folder / "runs" / "mine" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "command", [command for command in commands() if command in PARSED or is_name(command.split())]
+)
+def test_the_other_commands_are_understood(command):
+    program, *words = command.split()
+    if program == "qsft":
+        understood(words)
+
+
+@pytest.mark.parametrize("command", console())
+def test_commands_for_clusters_name_files_that_exist(command):
+    assert all((REPO / word).is_file() for word in command.split() if word.startswith("recipes/"))
+    _, module, words = command.partition(" -m qsft ")
+    if module:
+        understood(words.split())
 
 
 def understood(words):
-    words = [{"NAME": "target", "RECIPE": "demo"}.get(word, word) for word in words]
-    words = re.sub(r" --accelerate_config (ddp|fsdp2|zero2|zero3)\b", "", " ".join(words)).split(" ")  # the launcher's
-    if words[0] == "train" and len(words) > 1:  # all its words are the recipe's
-        return read_recipe(*((words[1], words[2:]) if words[1] in RECIPES else (None, words[1:])))
-    if len([word for word in words if not word.startswith("--")]) <= 1 + (words[0] in ("cache", "explore")):
-        words = [*words, "--help"]  # the name of a command in the prose
+    """Parse words as the command line does; the name of a command has a help text."""
+    if is_name(["qsft", *words]):
         with pytest.raises(SystemExit, match=r"^0$"):
-            build_parser().parse_args(words)
-        return None
-    parsed, rest = build_parser().parse_known_args(words)
-    return read_recipe(parsed.recipe, rest) if rest else parsed
+            build_parser().parse_args([*words, "--help"])
+    else:
+        build_parser().parse_args(words)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -108,6 +152,16 @@ def test_the_log_table_explains_every_metric():
     text = (REPO / "docs" / "from_trl.md").read_text(encoding="utf-8")
     for name in (*MEANS, *QUARTILES, *TEACHER_SHARES, "fallback_tokens", "mean_token_accuracy"):
         assert f"`{name}`" in text, name
+
+
+def test_the_picture_of_a_sick_run_can_be_drawn(tmp_path):
+    script = runpy.run_path(str(REPO / "docs" / "draw_health.py"))
+    history = [{"step": step, **dict.fromkeys(script["PANELS"], 0.5 / step)} for step in (1, 2)]
+    assert {*script["PANELS"]} <= {"loss", *MEANS, *TEACHER_SHARES}
+    for theme in ("light", "dark"):
+        script["draw"]([history] * 3, theme, tmp_path / "health.svg")
+        drawn = (tmp_path / "health.svg").read_text()
+        assert all(f">{text}<" in drawn for text in (*script["PANELS"], *script["RUNS"]))
 
 
 @pytest.mark.parametrize("notebook", sorted((REPO / "notebooks").glob("*.ipynb")), ids=lambda file: file.stem)

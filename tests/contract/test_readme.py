@@ -6,78 +6,22 @@ import re
 import shlex
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import readme
+from commands import README_BLOCKS, README_PROSE, run
 
-from qsft.cli import main
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.targets.zoo import make_target
 
 REPO = Path(__file__).parents[2]
 
-# What is added to a command to make it local and small. A command that is not here fails the test that meets it.
-LOCAL = (
-    "--model_name_or_path {files}/student --teacher_model_name_or_path {files}/teacher "
-    "--max_length 64 --global_batch_size 16 --dtype float32 --use_cpu true --bf16 false --disable_tqdm true"
-)
-TINY = LOCAL + " --data_dir {files}/numina.jsonl"
-SAMPLES = "--data_dir tasks --n 2 --max_new_tokens 4"
-COMMANDS = {
-    "qsft plan numina_qwen_math_1p5b --gpus 8 --gpu_memory 80": TINY,
-    "accelerate launch recipes/numina_qwen_math_1p5b.yaml": TINY,
-    "accelerate launch recipes/numina_qwen_math_1p5b.yaml --target sft": TINY,
-    "accelerate launch --config_file recipes/accelerate/zero3.yaml recipes/numina_qwen_math_1p5b.yaml": (
-        f"{TINY} --dry_run"  # tests/distributed trains with ZeRO
-    ),
-    "qsft train numina_qwen_math_1p5b --accelerate_config zero3": f"{TINY} --dry_run --num_processes 1",
-    "qsft eval numina_qwen_math_1p5b": SAMPLES,
-    "qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target eta=0.2,0.5,1.0": f"{TINY} --dry_run",
-    "qsft cache build numina_qwen_math_1p5b": TINY,
-    "qsft cache info caches/numina_qwen_math_1p5b": "",
-    "qsft cache verify caches/numina_qwen_math_1p5b --teacher Qwen/Qwen2.5-Math-1.5B-Instruct --sample 64": (
-        "--teacher {files}/teacher"
-    ),
-    "qsft eval runs/numina_qwen_math_1p5b-sft --tasks math500,aime24 --protocol paper-math": SAMPLES,
-    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target": "",
-    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target --paper numina_qwen_math_1p5b": "",
-    "qsft report": "",
-    # A random model answers nothing right, so every response is taken; tests/curate verifies for real.
-    "qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --n 8": (
-        f"{TINY} --n 2 --max_new_tokens 64 --temperature 3 --verifier readme:takes_everything"
-    ),
-    "qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft": (
-        f"{LOCAL} --output_dir runs/numina-rft"
-    ),
-    "qsft explore targets": "",
-    "qsft explore tokens numina_qwen_math_1p5b": f"{TINY} --n 2",
-    "qsft explore alignment numina_qwen_math_1p5b": f"{TINY} --n 4",
-    "qsft explore run runs/numina_qwen_math_1p5b-target": "",
-}
 LEFT_BEHIND = """
     caches/numina_qwen_math_1p5b/manifest.json runs/numina_qwen_math_1p5b-target/eval/report.html
     runs/numina_qwen_math_1p5b-sft/eval/report.html comparison/comparison.html
     targets.html tokens.html alignment.html run.html
 """
-MENTIONED = {
-    "qsft targets NAME": "",
-    "qsft plan": "--help",  # the block has it whole
-    "qsft demo --noise 0": "--quick --targets sft target",
-    "qsft demo --worlds": "--help",  # a slow test of tests/demo runs it
-    "qsft demo --wrong-teacher": "--quick --targets dft target",
-    "qsft demo --methods rft,star,grape,critical": "--help",  # minutes: a slow test of tests/demo runs it
-    "qsft explore alignment": "--help",  # the block has it whole
-    "qsft explore tokens": "--help",
-    "qsft explore targets": "--help",
-    "qsft report": "--help",
-    "qsft plan RECIPE": "--help",
-    "qsft compare base RUN RUN": "--help",
-    "qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target": "--dry_run",
-    "qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid,target eta=0.2,0.5,1.0 c=0.2,0.5,0.8,1.0": "--dry_run",
-    "qsft sweep openr1_qwen_math_1p5b --grid target=target_constant,target_mixture c=0.2,0.5,1.0": "--dry_run",
-}
 
-# The same for snippets: text → text. Every one must be found in the snippet it is for.
+# What makes a snippet small and local: text → text. Every one must be found in the snippet it is for.
 SMALL = "use_cpu=True, bf16=False, max_steps=2, max_length=64, logging_steps=1"
 MODELS = {
     '"Qwen/Qwen2.5-Math-1.5B"': '"{files}/student"',
@@ -97,20 +41,6 @@ OWN_LOSS = {
 }
 
 
-@pytest.fixture
-def folder(tiny_files, tmp_path, monkeypatch):
-    """Where the commands run: a directory with the recipes and the benchmarks' rows, and nothing else."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run them: shapes are not checked
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QSFT_HOME", str(tmp_path / "home"))
-    (tmp_path / "recipes").symlink_to(REPO / "recipes")
-    (tmp_path / "tasks").mkdir()
-    for task in ("math500", "minerva", "olympiadbench", "aime24", "amc23"):
-        rows = [{"problem": f"{i} + 1 = ?", "answer": str(i + 1)} for i in range(2)]
-        (tmp_path / "tasks" / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def chats(tiny_files):
     """A conversational data set that `load_dataset` reads by its path."""
@@ -120,23 +50,6 @@ def chats(tiny_files):
     rows = [{"messages": [{"role": role, "content": text} for role, text in turn]} for turn in turns]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path.parent
-
-
-def run(command, extra, files):
-    """The exit code of a command of the README with words added to it, in the current directory."""
-    words = [*shlex.split(command.replace("NAME", "target")), *shlex.split(extra.format(files=files))]
-    try:
-        return launch(words[2:]) if words[:2] == ["accelerate", "launch"] else main(words[1:])
-    except SystemExit as end:  # --help
-        return end.code
-
-
-def launch(words):
-    """`accelerate launch` without the seconds it takes to import itself: the launcher here, the recipe in a process."""
-    from accelerate.commands.launch import launch_command, launch_command_parser
-
-    launch_command(launch_command_parser().parse_args(["--num_processes", "1", *words]))
-    return 0
 
 
 def assert_all_known(commands, table):
@@ -149,22 +62,22 @@ def assert_all_known(commands, table):
 
 
 def test_the_commands_run_in_the_order_they_stand_in(folder, tiny_files, capfd):
-    assert_all_known(readme.commands(), COMMANDS)
+    assert_all_known(readme.commands(), README_BLOCKS)
     for command in readme.commands():
         if not command.startswith("make "):
-            code = run(command, COMMANDS[command], tiny_files)
+            code = run(command, README_BLOCKS[command], tiny_files)
             assert code == 0, f"{command}\n{capfd.readouterr().err[-3000:]}"
     for path in LEFT_BEHIND.split():
         assert (folder / path).is_file(), path
 
 
 def test_the_commands_that_the_prose_mentions_are_known():
-    assert_all_known(readme.mentioned(), MENTIONED)
+    assert_all_known(readme.mentioned(), README_PROSE)
 
 
-@pytest.mark.parametrize("command", MENTIONED)
+@pytest.mark.parametrize("command", README_PROSE)
 def test_the_commands_that_the_prose_mentions_run(command, folder, tiny_files):
-    assert run(command, MENTIONED[command], tiny_files) == 0
+    assert run(command, README_PROSE[command], tiny_files) == 0
 
 
 def test_ci_runs_the_two_commands():

@@ -1,0 +1,80 @@
+"""The commands of README and guide as tests run them: small, local, in this process."""
+
+import shlex
+
+from qsft.cli import main
+
+# What is added to a command to make it local and small.
+LOCAL = (
+    "--model_name_or_path {files}/student --teacher_model_name_or_path {files}/teacher "
+    "--max_length 64 --global_batch_size 16 --dtype float32 --use_cpu true --bf16 false --disable_tqdm true"
+)
+TINY = LOCAL + " --data_dir {files}/numina.jsonl"
+SAMPLES = "--data_dir tasks --n 2 --max_new_tokens 4"
+STANDS_FOR = {"NAME": "target", "RECIPE": "numina_qwen_math_1p5b"}
+# Every command of the README, in its blocks and in its prose; one that is missing fails the test that meets it.
+README_BLOCKS = {
+    "qsft plan numina_qwen_math_1p5b --gpus 8 --gpu_memory 80": TINY,
+    "accelerate launch recipes/numina_qwen_math_1p5b.yaml": TINY,
+    "accelerate launch recipes/numina_qwen_math_1p5b.yaml --target sft": TINY,
+    "accelerate launch --config_file recipes/accelerate/zero3.yaml recipes/numina_qwen_math_1p5b.yaml": (
+        f"{TINY} --dry_run"  # tests/distributed trains with ZeRO
+    ),
+    "qsft train numina_qwen_math_1p5b --accelerate_config zero3": f"{TINY} --dry_run --num_processes 1",
+    "qsft eval numina_qwen_math_1p5b": SAMPLES,
+    "qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target eta=0.2,0.5,1.0": f"{TINY} --dry_run",
+    "qsft cache build numina_qwen_math_1p5b": TINY,
+    "qsft cache info caches/numina_qwen_math_1p5b": "",
+    "qsft cache verify caches/numina_qwen_math_1p5b --teacher Qwen/Qwen2.5-Math-1.5B-Instruct --sample 64": (
+        "--teacher {files}/teacher"
+    ),
+    "qsft eval runs/numina_qwen_math_1p5b-sft --tasks math500,aime24 --protocol paper-math": SAMPLES,
+    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target": "",
+    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target --paper numina_qwen_math_1p5b": "",
+    "qsft report": "",
+    # A random model answers nothing right, so every response is taken; tests/curate verifies for real.
+    "qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --n 8": (
+        f"{TINY} --n 2 --max_new_tokens 64 --temperature 3 --verifier readme:takes_everything"
+    ),
+    "qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft": (
+        f"{LOCAL} --output_dir runs/numina-rft"
+    ),
+    "qsft explore targets": "",
+    "qsft explore tokens numina_qwen_math_1p5b": f"{TINY} --n 2",
+    "qsft explore alignment numina_qwen_math_1p5b": f"{TINY} --n 4",
+    "qsft explore run runs/numina_qwen_math_1p5b-target": "",
+}
+README_PROSE = {
+    "qsft targets NAME": "",
+    "qsft plan": "--help",  # the block has it whole
+    "qsft demo --noise 0": "--quick --targets sft target",
+    "qsft demo --worlds": "--help",  # a slow test of tests/demo runs it
+    "qsft demo --wrong-teacher": "--quick --targets dft target",
+    "qsft demo --methods rft,star,grape,critical": "--help",  # minutes: a slow test of tests/demo runs it
+    "qsft explore alignment": "--help",  # the block has it whole
+    "qsft explore tokens": "--help",
+    "qsft explore targets": "--help",
+    "qsft report": "--help",
+    "qsft plan RECIPE": "--help",
+    "qsft compare base RUN RUN": "--help",
+    "qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target": "--dry_run",
+    "qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid,target eta=0.2,0.5,1.0 c=0.2,0.5,0.8,1.0": "--dry_run",
+    "qsft sweep openr1_qwen_math_1p5b --grid target=target_constant,target_mixture c=0.2,0.5,1.0": "--dry_run",
+}
+
+
+def run(command, extra, files):
+    """The exit code of a documented command with words added to it, in the current directory."""
+    words = [*(STANDS_FOR.get(word, word) for word in shlex.split(command)), *shlex.split(extra.format(files=files))]
+    try:
+        return launch(words[2:]) if words[:2] == ["accelerate", "launch"] else main(words[1:])
+    except SystemExit as end:  # --help
+        return end.code
+
+
+def launch(words):
+    """`accelerate launch` without the seconds it takes to import itself: the launcher here, the recipe in a process."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    launch_command(launch_command_parser().parse_args(["--num_processes", "1", *words]))
+    return 0

@@ -1,8 +1,6 @@
 """`qsft curate METHOD`: turn a data set into another one with a data-level method, ready for any target."""
 
 import argparse
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 EXAMPLES = """\
@@ -42,67 +40,14 @@ def description() -> str:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Curate, and say what was kept, where it is and how to train on it."""
-    from qsft.curate.methods import find_method, settings_of
-    from qsft.curate.options import Options
+    from qsft.curate.options import method_parser
 
     words = [*args.words, *args.overrides]
-    name = words.pop(0) if words and not words[0].startswith("-") else None
-    settings = settings_of(find_method(args.method))
+    recipe = words.pop(0) if words and not words[0].startswith("-") else None
     given, rest = method_parser(args.method).parse_known_args(words)
+    from qsft.recipe.material import curate_recipe
 
-    from qsft.processes import process_group
-    from qsft.recipe.job import configure
-    from qsft.recipe.material import curate_job
-    from qsft.recipe.recipe_file import read_recipe
-
-    recipe = read_recipe(name, [*rest, *(["--model_name_or_path", given.model] if given.model else [])])
-    recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})
-    chosen = {key: value for key, value in vars(given).items() if key in settings and value is not None}
-    with process_group():
-        job = configure(recipe)
-        manifest = curate_job(job, args.method, chosen, given.out, Options.of(vars(given)))
-        if job.args.process_index == 0:
-            print(conclusion(manifest, given.out, name))
-    return 0
-
-
-def method_parser(method: str) -> argparse.ArgumentParser:
-    """The options of one method."""
-    from qsft.curate.methods import find_method, settings_of, summary
-    from qsft.curate.options import add_options
-
-    parser = argparse.ArgumentParser(
-        prog=f"qsft curate {method}",
-        usage=f"qsft curate {method} [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]",
-        description=summary(find_method(method)),
-        allow_abbrev=False,
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the data set goes")
-    parser.add_argument("--model", help="directory or hub id (default: the recipe's model_name_or_path)")
-    for key, setting in settings_of(find_method(method)).items():
-        kind = true_or_false if setting.kind is bool else setting.kind
-        text = f"{setting.help} (default: {setting.default!r})".replace("%", "%%")
-        parser.add_argument(f"--{key}", type=kind, metavar=key.upper(), help=text)
-    add_options(parser)
-    return parser
-
-
-def true_or_false(word: str) -> bool:
-    """What a word of the command line says."""
-    if word.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{word!r} is neither true nor false")
-    return word.lower() == "true"
-
-
-def conclusion(manifest: dict[str, Any], out: Path, recipe: str | None) -> str:
-    """What was kept, where it is and what to do next."""
-    lines = [f"{manifest['counts']['rows']:,} rows from {manifest['counts']['problems']:,} problems in {out}"]
-    counts = {**manifest["rows by origin"], **manifest["counts"]}
-    lines += [f"  {count:>9,}  {name}" for name, count in counts.items() if count]
-    for name, value in manifest["rates"].items():
-        lines.append(f"  {value:>9,.1f}  {name}" if value > 1 else f"  {value:>9.1%}  {name}")
-    target = "cft" if manifest["method"] == "critical" else "sft"
-    start = recipe or f"--model_name_or_path {manifest['name']}"
-    return "\n".join([*lines, "Train on it with", f"  qsft train {start} --target {target} --dataset_name {out}"])
+    if said := curate_recipe(args.method, recipe, given, rest):
+        print(said)

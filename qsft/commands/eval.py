@@ -33,6 +33,7 @@ CHANGES: dict[str, tuple[type, str]] = {
     "prompt": (str, "boxed, question, qwen-math, plain, plain-boxed"),
     "rule": (str, "how multiple choice is read: boxed, or paper (first or last match, whichever scores higher)"),
 }
+SETTINGS = ("data_dir", "limit", "backend", "dtype", "batch_size", "tensor_parallel_size", "seed_requests", "fresh")
 
 
 def register(commands: Any) -> None:
@@ -57,18 +58,16 @@ def register(commands: Any) -> None:
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, … (default: bfloat16 on a GPU)")
     parser.add_argument("--batch_size", type=int, help="rows at once (default: what memory allows)")
     parser.add_argument("--tensor_parallel_size", type=int, default=1, help="GPUs that vLLM spreads one model over")
-    parser.add_argument(
-        "--engine", nargs="+", metavar="KEY=VALUE", help="further arguments of vLLM's engine (enforce_eager=true …)"
-    )
-    parser.add_argument(
-        "--no_request_seeds", dest="seed_requests", action="store_false", help="vLLM: faster, but not repeatable"
-    )
+    words = "further arguments of vLLM's engine (enforce_eager=true …)"
+    parser.add_argument("--engine", nargs="+", metavar="KEY=VALUE", help=words)
+    words = "vLLM: faster, but not repeatable"
+    parser.add_argument("--no_request_seeds", dest="seed_requests", action="store_false", help=words)
     parser.add_argument("--fresh", action="store_true", help="delete earlier generations of these tasks first")
     parser.add_argument("--rescore", action="store_true", help="only grade and report what was generated before")
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Evaluate, print the table and say where the rest is."""
     from qsft.evals.evaluate import evaluate, rescore
     from qsft.evals.sample_vllm import engine_options
@@ -76,37 +75,22 @@ def run(args: argparse.Namespace) -> int:
 
     model, tasks, protocol = evaluation_of(args.model, args.tasks, args.protocol)
     directory = Path(args.output_dir or evaluation_directory(model))
+    args.stop = None if args.stop is None else tuple(args.stop)
+    changes = {name: value for name, value in vars(args).items() if name in (*CHANGES, "stop") and value is not None}
     if args.rescore:
-        refuse_unused(args)
+        refuse_unused({**changes, "protocol": args.protocol, "limit": args.limit, "fresh": args.fresh or None})
         report = rescore(directory, args.tasks, data_dir=args.data_dir, rule=args.rule)
     else:
-        changes = {name: getattr(args, name) for name in CHANGES if getattr(args, name) is not None}
-        if args.stop is not None:
-            changes["stop"] = tuple(args.stop)
-        shared = (
-            "data_dir",
-            "limit",
-            "backend",
-            "dtype",
-            "batch_size",
-            "tensor_parallel_size",
-            "seed_requests",
-            "fresh",
-        )
-        settings = {name: getattr(args, name) for name in (*shared, "fresh")}
-        settings["engine"] = engine_options(args.engine or ())
+        settings = {name: getattr(args, name) for name in SETTINGS} | {"engine": engine_options(args.engine or ())}
         report = evaluate(model, tasks, protocol=protocol, output_dir=directory, **settings, **changes)
     if is_main():
         print(f"\n{report}\n{shown(directory / 'report.html')}")
     Group().end()
-    return 0
 
 
-def refuse_unused(args: argparse.Namespace) -> None:
+def refuse_unused(given: dict[str, Any]) -> None:
     """Refuse what would change the samples: --rescore draws none."""
-    settings = [name for name in (*CHANGES, "stop", "protocol", "limit", "fresh") if name != "rule"]
-    given = {name: getattr(args, name) for name in settings}
-    unused = [f"--{name}" for name, value in given.items() if value is not None and value is not False]
+    unused = [f"--{name}" for name, value in given.items() if name != "rule" and value is not None]
     if unused:
         raise ValueError(
             f"--rescore grades what was generated before, all of it, so {', '.join(unused)} cannot be used with it. "

@@ -4,8 +4,6 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from qsft.recipe.subject import Subject
 
 EXAMPLES = """\
@@ -28,120 +26,91 @@ def register(commands: Any) -> None:
     )
     parser.set_defaults(run=lambda args: parser.print_help())
     pictures = parser.add_subparsers(title="pictures", metavar="PICTURE")
-    targets = pictures.add_parser("targets", help="every target with sliders: loss, gradient, Q, where training goes")
-    targets.add_argument("--out", default="targets.html", metavar="FILE", help="(default: %(default)s)")
-    targets.set_defaults(run=run_targets)
-    _register_data(pictures, "tokens", 20, "documents coloured token by token", run_tokens)
-    says = "where teacher and student disagree, whether labels bear the teacher out, and what that says"
-    alignment = _register_data(pictures, "alignment", 200, says, run_alignment)
-    alignment.add_argument("--high", type=float, default=0.5, metavar="P", help="likely from P on (default: 0.5)")
-    run = pictures.add_parser("run", help="training curves of one or several runs")
-    run.add_argument("directories", nargs="+", metavar="OUTPUT_DIR")
-    run.add_argument("--out", default="run.html", metavar="FILE", help="(default: %(default)s)")
-    run.set_defaults(run=run_run)
 
+    def picture(name: str, words: str, run: Any, **more: Any) -> Any:
+        one = pictures.add_parser(name, help=words, **more)
+        one.add_argument("--out", default=f"{name}.html", metavar="FILE", help="(default: %(default)s)")
+        one.set_defaults(run=run)
+        return one
 
-def _register_data(pictures: Any, name: str, n: int, words: str, run: Any) -> argparse.ArgumentParser:
-    parser = pictures.add_parser(
-        name,
-        help=words,
-        description=f"Show {words}: of a RECIPE (its keys may be replaced: --key value), or of a model and a cache.",
-        epilog=EXAMPLES,
+    picture("targets", "every target with sliders: loss, gradient, Q, where training goes", run_targets)
+    seen = "documents coloured token by token"
+    apart = "where teacher and student disagree, whether labels bear the teacher out, and what that says"
+    of = "of a RECIPE (its keys may be replaced: --key value), or of a model and a cache."
+    for name, n, words, run in (("tokens", 20, seen, run_tokens), ("alignment", 200, apart, run_alignment)):
+        _register_data(picture(name, words, run, description=f"Show {words}: {of}", epilog=EXAMPLES), n)
+    pictures.choices["alignment"].add_argument(
+        "--high", type=float, default=0.5, metavar="P", help="likely from P on (default: 0.5)"
     )
+    curves = picture("run", "training curves of one or several runs", run_run)
+    curves.add_argument("directories", nargs="+", metavar="OUTPUT_DIR")
+
+
+def _register_data(parser: Any, n: int) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file or the name of a packaged recipe")
     parser.add_argument("--model", metavar="MODEL", help="the student: a path or hub id (default: the recipe's)")
     parser.add_argument("--teacher_cache", metavar="DIR", help="the teacher's cache (default: the recipe's)")
-    parser.add_argument(
-        "--target",
-        nargs="+",
-        default=[],
-        metavar=("NAME", "KEY=VALUE"),
-        help="the target to look at, such as: target eta=0.2 (default: the recipe's, or target)",
-    )
+    words = "the target to look at, such as: target eta=0.2 (default: the recipe's, or target)"
+    parser.add_argument("--target", nargs="+", default=[], metavar=("NAME", "KEY=VALUE"), help=words)
     parser.add_argument("--dataset_path", help="input_ids and labels: a save_to_disk directory, .parquet or .jsonl")
     parser.add_argument("--n", type=int, default=n, help="documents to look at, drawn at random (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
-    parser.add_argument("--out", default=f"{name}.html", metavar="FILE", help="(default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON as well")
-    parser.set_defaults(run=run, takes_overrides=True)
-    return parser  # type: ignore[no-any-return]
+    parser.set_defaults(takes_overrides=True)
 
 
-def run_targets(args: argparse.Namespace) -> int:
+def run_targets(args: argparse.Namespace) -> None:
     """Write the target explorer."""
     from qsft.explore.explorer import targets_page
 
     print("computing the tables of every target, some ten seconds ...", flush=True)
-    return _write(args.out, targets_page())
+    _write(args, targets_page())
 
 
-def run_run(args: argparse.Namespace) -> int:
+def run_run(args: argparse.Namespace) -> None:
     """Write the curves of the given runs."""
     from qsft.explore.runs import read_runs, run_page
 
-    return _write(args.out, run_page(read_runs(args.directories)))
+    _write(args, run_page(read_runs(args.directories)))
 
 
-def run_tokens(args: argparse.Namespace) -> int:
+def run_tokens(args: argparse.Namespace) -> None:
     """Write the token X-ray."""
     from qsft.explore.tokens import tokens_page, xray
 
-    subject = _subject(args)
-    data = xray(subject.model, subject.tokenizer, subject.documents, subject.target, subject.teacher, n=args.n)
-    _write_json(args.json, data)
-    return _write(args.out, tokens_page(data))
+    model, tokenizer, documents, target, teacher = _subject(args)
+    data = xray(model, tokenizer, documents, target, teacher, n=args.n)
+    _write(args, tokens_page(data), data)
 
 
-def run_alignment(args: argparse.Namespace) -> int:
+def run_alignment(args: argparse.Namespace) -> None:
     """Write the alignment and say in words what it shows."""
     from qsft.explore.alignment import comparable_targets, measure_alignment
     from qsft.explore.heatmap import alignment_page
     from qsft.explore.sentences import in_words
 
-    subject = _subject(args)
-    targets = comparable_targets()
-    if subject.target.needs <= {"teacher", "reference"} and subject.target not in targets.values():
-        targets["yours"] = subject.target
-    data = measure_alignment(
-        subject.model, subject.tokenizer, subject.documents, subject.teacher, n=args.n, targets=targets, high=args.high
-    )
+    model, tokenizer, documents, target, teacher = _subject(args)
+    targets = comparable_targets(target)
+    data = measure_alignment(model, tokenizer, documents, teacher, n=args.n, targets=targets, high=args.high)
     print("\n".join(f"- {sentence}" for sentence in in_words(data)))
-    _write_json(args.json, data)
-    return _write(args.out, alignment_page(data))
+    _write(args, alignment_page(data), data)
 
 
 def _subject(args: argparse.Namespace) -> "Subject":
-    from qsft.data.read import load_documents
-    from qsft.recipe.subject import subject_of_cache, subject_of_recipe, target_words
+    from qsft.recipe.subject import subject_of
 
-    if args.n < 1:
-        raise ValueError(f"--n {args.n}: at least one document is needed.")
-    words = target_words(args.target)
-    if args.recipe is not None:
-        given = {"model_name_or_path": args.model, "teacher_cache": args.teacher_cache}
-        words += [*args.overrides, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
-        return subject_of_recipe(args.recipe, words, args.n, args.seed)
-    if args.model is None or args.teacher_cache is None:
-        raise ValueError("name a RECIPE, or give --model and --teacher_cache (and --dataset_path for your documents).")
-    if args.overrides:
-        raise ValueError(f"{args.overrides[0]} is a key of a recipe, but no RECIPE is named.")
-    documents = load_documents(args.dataset_path).shuffle(seed=args.seed) if args.dataset_path else None
-    return subject_of_cache(args.model, args.teacher_cache, words, documents)
+    names = ("model", "teacher_cache", "dataset_path", "n", "seed")
+    return subject_of(args.recipe, args.overrides, args.target, **{name: getattr(args, name) for name in names})
 
 
-def _write(path: str, text: str) -> int:
-    from qsft.files import shown
-    from qsft.page import write_page
-
-    print(f"{shown(write_page(path, text))}  ({len(text.encode()) / 1e6:.1f} MB; open it in a browser)")
-    return 0
-
-
-def _write_json(path: str | None, data: "Mapping[str, Any]") -> None:
+def _write(args: argparse.Namespace, text: str, data: Any = None) -> None:
+    """Write the page, and where the user asked for them the numbers."""
     from pathlib import Path
 
     from qsft.files import shown, write_json
+    from qsft.page import write_page
 
-    if path is not None:
-        write_json(Path(path), data)
-        print(shown(path))
+    if data is not None and args.json is not None:
+        write_json(Path(args.json), data)
+        print(shown(args.json))
+    print(f"{shown(write_page(args.out, text))}  ({len(text.encode()) / 1e6:.1f} MB; open it in a browser)")

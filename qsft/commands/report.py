@@ -24,23 +24,16 @@ def register(commands: Any) -> None:
         ),
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "places", metavar="DIR", nargs="*", type=Path, help=f"where to look (default: {', '.join(PLACES)})"
-    )
+    words = f"where to look (default: {', '.join(PLACES)})"
+    parser.add_argument("places", metavar="DIR", nargs="*", type=Path, help=words)
     parser.add_argument("--output_dir", default="report", type=Path, help="where it is written (%(default)s)")
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Collect, write, print the table and say where the page is."""
-    from qsft.recipe.overview import overview
-    from qsft.recipe.overview_page import to_markdown, write_overview
+    from qsft.recipe.overview import overview, to_markdown, write_overview
 
-    places = args.places or [Path(place) for place in PLACES if Path(place).is_dir()]
-    absent = [str(place) for place in places if not place.is_dir()]
-    if absent:
-        raise FileNotFoundError(f"there is no directory {', '.join(absent)} to collect evaluated runs from.")
-    summary = overview(places)
+    summary = overview(args.places or [place for place in map(Path, PLACES) if place.is_dir()])
     page = write_overview(summary, args.output_dir)
     print(f"{to_markdown(summary)}\n{shown(page)}")
-    return 0

@@ -1,7 +1,6 @@
 """`qsft sweep`: the paper's main table and ablations as one command."""
 
 import argparse
-import shlex
 from typing import Any
 
 EXAMPLES = """\
@@ -33,19 +32,11 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run, takes_overrides=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the plan, then work through it."""
-    from pathlib import Path
+    from qsft.recipe.sweep_runs import make_sweep
 
-    from qsft.recipe.recipe_file import read_recipe
-    from qsft.recipe.relaunch import LAUNCHER_KEYS, split_words
-    from qsft.recipe.sweep_runs import Sweep, expand_grid
-
-    _, own = split_words(args.overrides, ("accelerate_config", *LAUNCHER_KEYS))
-    recipe = read_recipe(args.recipe, own)  # a wrong key is refused now, not in the third run
-    directory = Path(args.directory or f"sweeps/{recipe.name}")
-    sweep = Sweep(args.recipe, expand_grid(args.grid), directory, args.overrides, shlex.split(args.eval), args.paper)
+    sweep = make_sweep(args.recipe, args.grid, args.directory, args.overrides, args.eval, args.paper)
     print(sweep.plan())
     if not args.dry_run:
         sweep.execute()
-    return 0

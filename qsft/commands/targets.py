@@ -23,29 +23,20 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print what was asked for."""
-    from qsft.targets import table
-
-    if args.name:
-        print(table.describe(args.name))
-    elif args.markdown:
-        print(table.markdown())
-    else:
-        _print_table()
-    return 0
-
-
-def _print_table() -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from qsft.targets.table import COLUMNS, entries
+    from qsft.targets import table
 
+    if args.name or args.markdown:
+        print(table.describe(args.name) if args.name else table.markdown())
+        return
     grid = Table(title="Q = γ·δ_y + (1−γ)·π̃", caption="qsft targets NAME shows one row with its formula")
-    for column in COLUMNS:
+    for column in table.COLUMNS:
         grid.add_column(column, no_wrap=column == "name")
-    for e in entries():
-        grid.add_row(*map(escape, e.cells))  # 1[p_y > τ] is text, not markup
+    for entry in table.entries():
+        grid.add_row(*map(escape, entry.cells))  # 1[p_y > τ] is text, not markup
     Console().print(grid)

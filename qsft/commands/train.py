@@ -38,14 +38,15 @@ def run(args: argparse.Namespace) -> int:
 
         print(list_keys())
         return 0
-    from qsft.recipe.launch import train
-    from qsft.recipe.recipe_file import read_recipe
     from qsft.recipe.relaunch import relaunch, split_words
 
     config, rest = split_words(words, ("accelerate_config",))
-    recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
     if config:
-        return relaunch(config[-1].rpartition("=")[2], [*([recipe] if recipe else []), *rest])
+        return relaunch(config[-1].rpartition("=")[2], rest)
+    recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
     if recipe is None and not rest:
         raise ValueError("nothing to train is given. Name a recipe, or give --model_name_or_path and --dataset.")
+    from qsft.recipe.recipe_file import read_recipe
+    from qsft.recipe.run_recipe import train
+
     return train(read_recipe(recipe, rest))

@@ -114,9 +114,11 @@ def measure_alignment(
     return _summary(counts, Words(tokenizer))
 
 
-def comparable_targets() -> dict[str, AnyTarget]:
-    """The named targets, with their defaults, that need no more than a teacher."""
-    made = {name: build() for name, build in TARGETS.items()}
+def comparable_targets(yours: AnyTarget | None = None) -> dict[str, AnyTarget]:
+    """The named targets, with their defaults, that need no more than a teacher, and `yours` unless it is among them."""
+    made: dict[str, AnyTarget] = {name: build() for name, build in TARGETS.items()}
+    if yours is not None and yours not in made.values():
+        made["yours"] = yours
     return {name: target for name, target in made.items() if target.needs <= set(ROLES)}
 
 

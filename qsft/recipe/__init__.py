@@ -1,6 +1,26 @@
-"""A recipe is one flat file that is YAML and Python at once; this room reads it, plans it and runs it."""
+"""A recipe is one flat file that is YAML and Python at once; this room reads it, plans it and runs it.
 
-from qsft.recipe.launch import launch
-from qsft.recipe.recipe_file import Recipe, read_recipe
+accelerate launch recipes/X.yaml --key value     ends in launch(__file__), the recipe's last line
+qsft train recipes/X.yaml --key value            ends in train(read_recipe(…))
+"""
 
-__all__ = ["Recipe", "launch", "read_recipe"]
+import sys
+from pathlib import Path
+
+from qsft.processes import exit_process
+
+PACKAGED = Path(__file__).parent / "files"  # the recipes that come with qsft, and their launch configurations
+
+
+def launch(file: str) -> None:
+    """Run the recipe in `file` with the words after it as overrides, and exit."""
+    from qsft.recipe.recipe_file import read_recipe
+    from qsft.recipe.run_recipe import train
+
+    try:
+        code = train(read_recipe(file, sys.argv[1:]))
+    except (ValueError, OSError) as error:
+        # A message that says what, why and what to do needs no traceback above it.
+        print(f"qsft: {error}", file=sys.stderr)
+        code = 2
+    exit_process(code)

@@ -1,24 +1,25 @@
 """The plan of a recipe before anything is spent: documents, cache, steps, memory per GPU by part and strategy."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from trl import get_peft_config
 
 from qsft.data.sources import SOURCES
 from qsft.recipe.dry_run import optimiser_steps
-from qsft.recipe.head_cost import head_lines
+from qsft.recipe.head_cost import head_bytes, head_lines
 from qsft.recipe.job import Job, configure
-from qsft.recipe.memory import STRATEGIES, Memory, head_bytes
+from qsft.recipe.memory import STRATEGIES, Memory, Rehearsed, Step, rehearse
 from qsft.recipe.offline import LABEL_TOKENS, known_config
 from qsft.recipe.recipe_file import Recipe
-from qsft.recipe.rehearsal import Parameter, Rehearsed, Step, rehearse
 from qsft.targets.view import IGNORED
 from qsft.teacher.encoding import row_bytes
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from transformers import PretrainedConfig
 
 INDEX_BYTES = 64  # of a cache, per document
@@ -41,33 +42,26 @@ class Plan:
     """What a recipe will need on the GPUs it was made for."""
 
     job: Job
+    config: "PretrainedConfig"
     corpus: Corpus
-    steps: int | str
-    cache_bytes: int | None
-    cache_row_bytes: float
-    memory: dict[str, Memory]
+    memory: dict[str, Memory]  # per GPU, by strategy
     full_logits: int
-    head_shape: tuple[int, int, int]  # label tokens of a micro-batch at most, hidden size, vocabulary
 
 
 def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
     """The plan of a recipe; the model is known by its config alone, no weights are read."""
+    if gpus < 1:
+        raise ValueError(f"--gpus {gpus} must be positive.")
     job = configure(recipe, processes=gpus)
-    config = model_shape(job)
-    corpus = survey(job)
-    steps = optimiser_steps(job, corpus.documents)
-    memory, full_logits = memory_plan(job, config, gpus, corpus)
-    text = config.get_text_config()
-    head_shape = (corpus.most_labels * job.args.per_device_train_batch_size, text.hidden_size, text.vocab_size)
-    cache = cache_bytes(job, config, corpus), cache_row_bytes(job, config)
-    return Plan(job, corpus, steps, *cache, memory, full_logits, head_shape)
+    config, corpus = model_shape(job), survey(job)
+    return Plan(job, config, corpus, *memory_plan(job, config, corpus))
 
 
 def model_shape(job: Job) -> "PretrainedConfig":
     """The student's configuration; of the paper's models the shape is known without asking the hub."""
     name = str(job.model.model_name_or_path)
     known = known_config(name) if not Path(name).is_dir() and job.model.model_revision in (None, "main") else None
-    return known or job.config
+    return (known or job.config).get_text_config()
 
 
 def survey(job: Job) -> Corpus:
@@ -95,62 +89,72 @@ def survey(job: Job) -> Corpus:
     return Corpus(len(dataset), max(lengths), sum(labels), max(labels))
 
 
-def cache_bytes(job: Job, config: "PretrainedConfig", corpus: Corpus) -> int | None:
-    """Size of the teacher's cache on disk; 0 when the target reads none, None when the label tokens are unknown."""
-    if job.target.role is None or job.args.teacher_live:
-        return 0
-    if corpus.label_tokens is None:
-        return None
-    return int(corpus.label_tokens * cache_row_bytes(job, config)) + corpus.documents * INDEX_BYTES
-
-
-def cache_row_bytes(job: Job, config: "PretrainedConfig") -> float:
-    return row_bytes(job.args.teacher_cache_encoding, job.args.teacher_top_k, config.get_text_config().vocab_size)
-
-
-def memory_plan(job: Job, config: "PretrainedConfig", gpus: int, corpus: Corpus) -> tuple[dict[str, Memory], int]:
+def memory_plan(job: Job, config: "PretrainedConfig", corpus: Corpus) -> tuple[dict[str, Memory], int]:
     """Memory per GPU for every strategy, and for LoRA beside the full training; and what full logits would cost."""
-    from trl import get_peft_config
-
-    mixed = torch.bfloat16 if job.args.bf16 else torch.float16 if job.args.fp16 else None
-    given = job.model.dtype
+    args, given = job.args, job.model.dtype
+    mixed = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     dtype: Any = getattr(torch, given) if given not in (None, "auto") else config.dtype or torch.float32
-    step = Step(
-        job.args.per_device_train_batch_size, corpus.longest, dtype, mixed, bool(job.args.gradient_checkpointing)
-    )
-    adapter = get_peft_config(job.model)
-    model = rehearse(config, step, adapter)
-    table = {name: _filled(name, model, gpus, mixed, job, corpus) for name in STRATEGIES}
-    if adapter is None:
+    step = Step(args.per_device_train_batch_size, corpus.longest, dtype, mixed, bool(args.gradient_checkpointing))
+
+    def on_each_gpu(strategy: str, model: Rehearsed) -> Memory:
+        held = head_bytes(
+            *_head_shape(job, config, corpus),
+            trained=model.head.requires_grad,
+            top_k=args.teacher_top_k,
+            compute=mixed or model.head.dtype,
+        )
+        return replace(STRATEGIES[strategy](model, job.processes, mixed), activations=model.activations, head=held)
+
+    model = rehearse(config, step, get_peft_config(job.model))
+    table = {name: on_each_gpu(name, model) for name in STRATEGIES}
+    if not job.model.use_peft:
         light = rehearse(config, step, get_peft_config(replace(job.model, use_peft=True)))
-        table["LoRA + DDP"] = _filled("DDP", light, gpus, mixed, job, corpus)
+        table["LoRA + DDP"] = on_each_gpu("DDP", light)
     return table, model.full_logits
 
 
-def _filled(name: str, model: Rehearsed, gpus: int, mixed: torch.dtype | None, job: Job, corpus: Corpus) -> Memory:
-    tokens = corpus.most_labels * job.args.per_device_train_batch_size
-    head = Parameter(*model.head)
-    held = head_bytes(head, tokens, job.args.teacher_top_k, mixed or head.dtype)
-    return replace(STRATEGIES[name](model, gpus, mixed), activations=model.activations, head=held)
+def _head_shape(job: Job, config: "PretrainedConfig", corpus: Corpus) -> tuple[int, int, int]:
+    """Label tokens of a micro-batch at most, hidden size, vocabulary."""
+    return corpus.most_labels * job.args.per_device_train_batch_size, config.hidden_size, config.vocab_size
 
 
-def lines(plan: Plan) -> Iterator[tuple[str, Any]]:
-    corpus, args = plan.corpus, plan.job.args
+def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
+    """What the plan says beside the memory table."""
+    job, corpus, args = plan.job, plan.corpus, plan.job.args
+    guess = ", an estimate" * corpus.estimate
     yield "documents", f"{corpus.documents:,}" + (f" ({corpus.note})" if corpus.note else "")
     if corpus.label_tokens is not None:
         per_document = f"{corpus.label_tokens / corpus.documents:.0f} per document"
-        yield "label tokens", f"{corpus.label_tokens:,} ({per_document}{', an estimate' * corpus.estimate})"
-    unknown = f"about {plan.cache_row_bytes:.0f} bytes per label token"
-    if plan.cache_bytes != 0:
-        form = f"top {args.teacher_top_k}, {args.teacher_cache_encoding}"
-        bytes_known = unknown if plan.cache_bytes is None else size(plan.cache_bytes)
-        yield "teacher cache", f"{bytes_known} ({form}{', an estimate' * corpus.estimate})"
-    yield "optimiser steps", f"{plan.steps}"
+        yield "label tokens", f"{corpus.label_tokens:,} ({per_document}{guess})"
+    if job.target.role is not None and not args.teacher_live:
+        row = row_bytes(args.teacher_cache_encoding, args.teacher_top_k, plan.config.vocab_size)
+        known = f"about {row:.0f} bytes per label token"
+        if corpus.label_tokens is not None:
+            known = size(int(corpus.label_tokens * row) + corpus.documents * INDEX_BYTES)
+        yield "teacher cache", f"{known} (top {args.teacher_top_k}, {args.teacher_cache_encoding}{guess})"
+    yield "optimiser steps", optimiser_steps(job, corpus.documents)
     per_gpu, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    product = f"{per_gpu} per GPU × {accumulation} accumulation × {plan.job.processes} GPUs"
+    product = f"{per_gpu} per GPU × {accumulation} accumulation × {job.processes} GPUs"
     yield "batch", f"{product}, rows of at most {corpus.longest} tokens"
-    yield from head_lines(*plan.head_shape)
+    yield from head_lines(*_head_shape(job, plan.config, corpus))
     yield "full logits", f"would have taken {size(plan.full_logits)} instead of the head tile below"
+
+
+def memory_table(plan: Plan, gpu_memory: float) -> "Table":
+    """Memory per GPU by part and strategy, and whether it fits into so many gigabytes."""
+    from rich.table import Table
+
+    if gpu_memory <= 0:
+        raise ValueError(f"--gpu_memory {gpu_memory:g} must be positive.")
+    caption = "without CUDA's context (0.5-1 GB) and fragmentation"
+    table = Table(title=f"memory per GPU, {plan.job.processes} GPUs", caption=caption)
+    parts = [item.name.replace("head", "head tile") for item in fields(Memory)]
+    for column in ("", *parts, "total", f"fits {gpu_memory:g} GB"):
+        table.add_column(column, justify="right" if column in (*parts, "total") else "left", no_wrap=True)
+    for name, memory in plan.memory.items():
+        fits = "yes" if memory.total < gpu_memory * 1e9 else "no"
+        table.add_row(name, *(size(part) for part in (*vars(memory).values(), memory.total)), fits)
+    return table
 
 
 def size(number: float) -> str:

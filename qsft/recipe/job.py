@@ -6,20 +6,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import AutoConfig, AutoTokenizer
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
 from qsft.data.load import TrainingData, load_training_data
 from qsft.data.read import one_of, read_rows
+from qsft.evals.model_under_test import of_the_model
 from qsft.processes import world_size
 from qsft.recipe.keys import ORIGIN, RecipeSettings
 from qsft.recipe.recipe_file import DEFAULT_TARGET, Recipe
+from qsft.targets.target import Target
+from qsft.targets.zoo import make_target
 from qsft.teacher.manifest import MANIFEST
+from qsft.train.config import TargetSFTConfig
+from qsft.train.teacher import cache_directory
+from qsft.train.trainer import TargetSFTTrainer
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from trl import ModelConfig
-
-    from qsft.targets.target import Target
-    from qsft.train.config import TargetSFTConfig
-    from qsft.train.trainer import TargetSFTTrainer
 
 DEMO = "demo"  # the data set that the package makes itself
 DEFAULT_BATCH = 8  # TrainingArguments' per_device_train_batch_size
@@ -31,30 +35,28 @@ class Job:
 
     recipe: Recipe
     settings: RecipeSettings
-    model: "ModelConfig"
-    args: "TargetSFTConfig"
+    model: ModelConfig
+    args: TargetSFTConfig
     processes: int
-    target: "Target"
+    target: Target
     draw: tuple[int, int] | None = None  # (rows, seed): a look at a few rows instead of all
+
+    @property
+    def student(self) -> str:
+        return str(self.model.model_name_or_path)
 
     @cached_property
     def tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
         return self._of_the_model(AutoTokenizer)
 
     @cached_property
     def config(self) -> Any:
-        from transformers import AutoConfig
-
         return self._of_the_model(AutoConfig)
 
     def _of_the_model(self, kind: Any) -> Any:
         """What transformers' `kind` finds under the model's name; an error that names the model if there is nothing."""
-        from qsft.evals.model_under_test import of_the_model
-
         how = {"revision": self.model.model_revision, "trust_remote_code": self.args.trust_remote_code}
-        return of_the_model(kind, str(self.model.model_name_or_path), option="--model_name_or_path", **how)
+        return of_the_model(kind, self.student, option="--model_name_or_path", **how)
 
     @cached_property
     def data(self) -> TrainingData:
@@ -117,18 +119,12 @@ class Job:
     @cached_property
     def cache_path(self) -> Path | None:
         """Where the cache of what the target reads is, or will be: the teacher's, or the reference's."""
-        from qsft.train.teacher import cache_directory
+        return cache_directory(self.target, self.args, self.student, self.tokenizer)
 
-        return cache_directory(self.target, self.args, str(self.model.model_name_or_path), self.tokenizer)
-
-    def trainer(self, **kwargs: Any) -> "TargetSFTTrainer":
+    def trainer(self, **kwargs: Any) -> TargetSFTTrainer:
         """The trainer; making it builds or completes the teacher's cache, on all processes."""
-        from trl import get_peft_config, get_quantization_config
-
-        from qsft.train.trainer import TargetSFTTrainer
-
         return TargetSFTTrainer(
-            model=str(self.model.model_name_or_path),
+            model=self.student,
             args=self.args,
             train_dataset=self.data.dataset,
             eval_dataset=self.eval_data.dataset if self.eval_data else None,
@@ -160,20 +156,37 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
 
     With `processes` given it is a job on paper, for that many processes: no device is asked what it can do.
     """
-    from trl import ModelConfig
-
-    from qsft.targets.zoo import make_target
-    from qsft.train.config import TargetSFTConfig
-
     settings, model, values = recipe.settings, ModelConfig(**recipe.part(ModelConfig)), recipe.part(TargetSFTConfig)
     # Before anything is downloaded: a wrong target is refused now.
     target = make_target(recipe.values.get("target", DEFAULT_TARGET), **recipe.values.get("target_kwargs") or {})
     if settings.dataset == DEMO and model.model_name_or_path is None:
-        model.model_name_or_path, values["teacher_model_name_or_path"] = _demo_models(values.get("seed", 0))
+        from qsft.demo.foundation import demo_models
+
+        models = demo_models(values.get("seed", 0))
+        model.model_name_or_path, values["teacher_model_name_or_path"] = str(models.base), str(models.teacher)
     if model.model_name_or_path is None:
         raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
     on_paper, processes = processes is not None, processes or world_size()
-    values |= {"output_dir": recipe.output_dir, **_batch(settings, values, processes)}
+    values["output_dir"] = recipe.output_dir
+    if settings.global_batch_size is not None:
+        wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)
+        batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
+        values |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    job = Job(recipe, settings, model, _trainer_config(values, model, on_paper), processes, target)
+    if on_paper:
+        return job
+    if job.args.world_size != processes:
+        raise ValueError(
+            f"the launcher promised {processes} processes, but {job.args.world_size} take part. With accelerate on the "
+            "CPU use recipes/accelerate/cpu.yaml: `--cpu` and MULTI_CPU start one process only."
+        )
+    from qsft.recipe.material import curated_settings
+
+    return job if settings.curate is None else replace(job, settings=curated_settings(job))
+
+
+def _trainer_config(values: dict[str, Any], model: ModelConfig, on_paper: bool) -> TargetSFTConfig:
+    """The trainer's configuration, with what loads the model in it."""
     try:
         args = TargetSFTConfig(**values | ({"use_cpu": True} if on_paper else {}))
     except ValueError as error:
@@ -183,45 +196,11 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
             "this recipe trains in bf16 on a GPU, and none was found. To try it on the CPU add "
             "--use_cpu true --bf16 false, with small models; `qsft plan` needs no GPU."
         ) from error
-    if not on_paper and args.world_size != processes:
-        raise ValueError(
-            f"the launcher promised {processes} processes, but {args.world_size} take part. With accelerate on the CPU "
-            "use recipes/accelerate/cpu.yaml: `--cpu` and MULTI_CPU start one process only."
-        )
-    args.model_init_kwargs = _model_init_kwargs(model, args)
-    job = Job(recipe, settings, model, args, processes, target)
-    if on_paper or settings.curate is None:
-        return job
-    from qsft.recipe.material import curated_settings
-
-    return replace(job, settings=curated_settings(job))
-
-
-def _demo_models(seed: int) -> tuple[str, str]:
-    """Directories of the demo's base and teacher, built now if they are not kept."""
-    from qsft.demo.foundation import demo_models
-
-    models = demo_models(seed)
-    return str(models.base), str(models.teacher)
-
-
-def _model_init_kwargs(model: "ModelConfig", args: "TargetSFTConfig") -> dict[str, Any]:
-    wanted = {
-        "revision": model.model_revision,
-        "trust_remote_code": args.trust_remote_code,
-        "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype,
-    }
+    loading = {"revision": model.model_revision, "trust_remote_code": args.trust_remote_code}
+    loading |= {"attn_implementation": model.attn_implementation, "dtype": model.dtype}
     given: Any = args.model_init_kwargs or {}  # a str no more: TRL has parsed it
-    return {**wanted, **given}
-
-
-def _batch(settings: RecipeSettings, values: dict[str, Any], processes: int) -> dict[str, int]:
-    if settings.global_batch_size is None:
-        return {}
-    wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)
-    batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
-    return {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    args.model_init_kwargs = {**loading, **given}
+    return args
 
 
 def split_batch(global_batch: int, per_device: int, processes: int) -> tuple[int, int]:
@@ -233,10 +212,9 @@ def split_batch(global_batch: int, per_device: int, processes: int) -> tuple[int
         raise ValueError(f"global_batch_size={global_batch} and per_device_train_batch_size={per_device} must be ≥ 1.")
     share, rest = divmod(global_batch, processes)
     if rest:
-        working = ", ".join(map(str, divisors(global_batch)))
         raise ValueError(
             f"global_batch_size={global_batch} cannot be divided over {processes} processes. Process counts that work: "
-            f"{working}. Or set --global_batch_size to a multiple of {processes}."
+            f"{', '.join(map(str, divisors(global_batch)))}. Or set --global_batch_size to a multiple of {processes}."
         )
     batch = max(size for size in divisors(share) if size <= per_device)
     return batch, share // batch

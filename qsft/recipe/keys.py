@@ -22,53 +22,39 @@ ORIGIN = (
     "data_dir", "response", "question_column", "response_column", "sample_rows", "dataset_config", "dataset_revision",
     "dataset_split",
 )  # fmt: skip
-
-
 OPTION = re.compile(r"^--[\w-]+")
+
+
+def _key(default: Any, text: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": text, **more})
 
 
 @dataclass
 class RecipeSettings(DataSettings):
     """What a recipe says beyond the model's and the trainer's configuration."""
 
-    curate: dict[str, Any] | None = field(
-        default=None,
-        metadata={
-            "help": 'Train on what a data-level method makes of the data: {"method": "rft", "n": 8}. Its settings are '
-            "those of `qsft curate METHOD --help`; `out` is where it is kept (default: output_dir/curated)."
-        },
+    curate: dict[str, Any] | None = _key(  # noqa: RUF009
+        None,
+        'Train on what a data-level method makes of the data: {"method": "rft", "n": 8}. Its settings are those of '
+        "`qsft curate METHOD --help`; `out` is where it is kept (default: output_dir/curated).",
     )
-    global_batch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "Sequences per optimiser step over all processes. per_device_train_batch_size becomes at most the "
-            "share of one process, and gradient_accumulation_steps the rest. Rows are cut to a multiple of it."
-        },
+    global_batch_size: int | None = _key(
+        None,
+        "Sequences per optimiser step over all processes. per_device_train_batch_size becomes at most the share of one "
+        "process, and gradient_accumulation_steps the rest. Rows are cut to a multiple of it.",
     )
-    eval_split: str | None = field(
-        default=None,
-        metadata={
-            "help": "Split to report the loss on while training (with eval_strategy).",
-            "aliases": ["--dataset_test_split"],  # TRL's name of it
-        },
+    eval_split: str | None = _key(
+        None, "Split to report the loss on while training (with eval_strategy).", aliases=["--dataset_test_split"]
     )
-    eval_tasks: str | None = field(
-        default=None, metadata={"help": "What `qsft eval RECIPE` measures: math, medical, or names of tasks."}
+    eval_tasks: str | None = _key(None, "What `qsft eval RECIPE` measures: math, medical, or names of tasks.")
+    eval_protocol: str | None = _key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math or avg16.")
+    target_protocols: dict[str, str] | None = _key(  # noqa: RUF009
+        None, 'Targets that are evaluated otherwise than by eval_protocol: {"target": "avg16"}.'
     )
-    eval_protocol: str | None = field(
-        default=None, metadata={"help": "How `qsft eval RECIPE` samples and grades, such as paper-math or avg16."}
+    overwrite: bool = _key(
+        False, "Start anew where checkpoints are: they are moved to output_dir/earlier, none is deleted."
     )
-    target_protocols: dict[str, str] | None = field(
-        default=None,
-        metadata={"help": 'Targets that are evaluated otherwise than by eval_protocol: {"target": "avg16"}.'},
-    )
-    overwrite: bool = field(
-        default=False,
-        metadata={"help": "Start anew where checkpoints are: they are moved to output_dir/earlier, none is deleted."},
-    )
-    dry_run: bool = field(
-        default=False, metadata={"help": "Print configuration, data, steps and the state of the cache, and stop."}
-    )
+    dry_run: bool = _key(False, "Print configuration, data, steps and the state of the cache, and stop.")
 
 
 def owners() -> tuple[Any, ...]:
@@ -107,14 +93,11 @@ def keys() -> dict[str, argparse.Action]:
     return {option[2:]: action for option, action in options.items() if "-" not in option[2:]}
 
 
-def _underscored(option: re.Match[str]) -> str:
-    return "--" + option[0][2:].replace("-", "_")
-
-
 def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The values that `--key value` words give to keys, and the words that no key takes."""
+    underscored = [OPTION.sub(lambda option: "--" + option[0][2:].replace("-", "_"), word) for word in words]
     try:
-        parsed, rest = key_parser().parse_known_args([OPTION.sub(_underscored, word) for word in words])
+        parsed, rest = key_parser().parse_known_args(underscored)
     except argparse.ArgumentError as error:
         name = str(error.argument_name).partition("/")[0]
         raise ValueError(f"{name}: {error.message}. `qsft train --keys` explains every key.") from None

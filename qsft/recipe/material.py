@@ -1,42 +1,63 @@
 """A recipe's data and model as a data-level method takes them, and the training between two of its rounds.
 
-qsft curate rft RECIPE --n 8                 calls curate_job
+qsft curate rft RECIPE --n 8                 calls curate_recipe
 curate: {"method": "rft", "n": 8}            in a recipe calls it before training, and trains on what it made
 """
 
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qsft.curate.curation import Material, curate
+from qsft.curate.methods import find_method, settings_of
 from qsft.curate.options import Options
 from qsft.data.sources import find_source
+from qsft.processes import is_main, process_group
+from qsft.recipe.job import DEMO, Job, configure
 from qsft.recipe.keys import ORIGIN, RecipeSettings
+from qsft.recipe.recipe_file import read_recipe
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from qsft.curate.curation import Material
-    from qsft.recipe.job import Job
-
-# How the demo's rows are verified, and what a hint tells about them; named, since the demo is a floor above.
+# How the demo's rows are verified, and what a hint tells about them.
 DEMO_GOLD, DEMO_VERIFIER = "qsft.demo.curated:answer", "qsft.demo.curated:verify"
 
 
-def curate_job(job: "Job", method: str, settings: Mapping[str, Any], out: Path, options: Options) -> dict[str, Any]:
-    """The manifest of the data set that a method makes of a job's training rows, in `out`."""
-    from qsft.curate.curation import curate
-    from qsft.recipe.job import DEMO
+def curate_recipe(method: str, name: str | None, given: Namespace, words: Sequence[str]) -> str:
+    """Do `qsft curate METHOD [NAME]` with these options, `words` being keys of a recipe; what to say at the end."""
+    recipe = read_recipe(name, [*words, *(["--model_name_or_path", given.model] if given.model else [])])
+    recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})
+    known = settings_of(find_method(method))
+    settings = {key: value for key, value in vars(given).items() if key in known and value is not None}
+    with process_group():
+        manifest = curate_job(configure(recipe), method, settings, given.out, Options.of(vars(given)))
+    return conclusion(manifest, given.out, name) if is_main() else ""
 
+
+def conclusion(manifest: Mapping[str, Any], out: Path, recipe: str | None) -> str:
+    """What was kept, where it is and what to do next."""
+    lines = [f"{manifest['counts']['rows']:,} rows from {manifest['counts']['problems']:,} problems in {out}"]
+    counts = {**manifest["rows by origin"], **manifest["counts"]}
+    lines += [f"  {count:>9,}  {name}" for name, count in counts.items() if count]
+    for name, value in manifest["rates"].items():
+        lines.append(f"  {value:>9,.1f}  {name}" if value > 1 else f"  {value:>9.1%}  {name}")
+    target = "cft" if manifest["method"] == "critical" else "sft"
+    start = recipe or f"--model_name_or_path {manifest['name']}"
+    return "\n".join([*lines, "Train on it with", f"  qsft train {start} --target {target} --dataset_name {out}"])
+
+
+def curate_job(job: Job, method: str, settings: Mapping[str, Any], out: Path, options: Options) -> dict[str, Any]:
+    """The manifest of the data set that a method makes of a job's training rows, in `out`."""
     if job.settings.dataset == DEMO:
         options = replace(options, gold=options.gold or DEMO_GOLD, verifier=options.verifier or DEMO_VERIFIER)
     return curate(method, settings, material(job, options.limit), out, options)
 
 
-def material(job: "Job", limit: int | None) -> "Material":
+def material(job: Job, limit: int | None) -> Material:
     """The rows that training would have seen, as they are stored, and what else a method asks of a recipe."""
-    from qsft.curate.curation import Material
-
     settings = job.settings
     # Training would refuse `prompt` for a data set that TRL renders; here it may be how a text column is asked.
     loaded = settings if find_source(settings) else replace(settings, prompt=RecipeSettings.prompt)
@@ -49,7 +70,7 @@ def material(job: "Job", limit: int | None) -> "Material":
     return Material(
         job.stored_rows(settings).select(chosen),
         settings,
-        str(job.model.model_name_or_path),
+        job.student,
         job.tokenizer,
         other,
         train=lambda rows, start, out: train(job, rows, start, out),
@@ -57,20 +78,17 @@ def material(job: "Job", limit: int | None) -> "Material":
     )
 
 
-def train(job: "Job", rows: Path, start: str, out: Path) -> None:
+def train(job: Job, rows: Path, start: str, out: Path) -> None:
     """Train `start` on other rows by the recipe's own settings."""
-    from qsft.recipe.job import configure
-
     values = {key: value for key, value in job.recipe.values.items() if key not in {"curate", *ORIGIN}}
-    values |= {"dataset": str(rows), "model_name_or_path": start}
-    values.setdefault("target", "sft")
+    values = {"target": "sft", **values, "dataset": str(rows), "model_name_or_path": start}
     trainer = configure(replace(job.recipe, values=values, output_dir=str(out))).trainer()
     trainer.train()
     trainer.save_model(str(out))
     trainer.accelerator.wait_for_everyone()
 
 
-def curated_settings(job: "Job") -> RecipeSettings:
+def curated_settings(job: Job) -> RecipeSettings:
     """The data settings of a job whose recipe has the key `curate`; its rows are curated now, unless they were."""
     wanted = dict(job.settings.curate or {})
     if "method" not in wanted:

@@ -1,21 +1,56 @@
 """Bytes per GPU of a training step, part by part, for every way of spreading it over GPUs.
 
-Weights, gradients and optimiser follow from the parameters' shapes alone and are exact for AdamW; activations come from
-the rehearsal, the head from the fused head's own tile size. CUDA's context and fragmentation are not in it.
+Weights, gradients and optimiser follow from the parameters' shapes alone and are exact for AdamW. Activations are found
+by rehearsing the step: the model is built from its config under PyTorch's fake tensor mode and every operation of the
+real forward and backward is dispatched, so they follow from the architecture itself, whatever it is, and not from a
+formula kept beside it. CUDA's context and fragmentation are not in it.
 """
 
+import weakref
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from peft import PeftConfig, get_peft_model
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from qsft.losses.matmuls import rows_per_block, tokens_per_chunk
-from qsft.recipe.rehearsal import Parameter, Rehearsed
-
-FP32 = torch.float32
-STEP_COUNTER = 4  # AdamW keeps one float32 per parameter tensor
+FLOAT = 4  # bytes of a float32
+STEP_COUNTER = FLOAT  # AdamW keeps one float32 per parameter tensor
 DEEPSPEED_BUCKET = 500_000_000  # its default reduce_bucket_size, in numbers
 DEEPSPEED_LIVE = 1_000_000_000  # its default stage3_max_live_parameters
+
+
+@dataclass(frozen=True)
+class Step:
+    """The shape of one micro-batch and how it is computed."""
+
+    batch: int
+    length: int
+    dtype: torch.dtype
+    autocast: torch.dtype | None = None
+    checkpointing: bool = True
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A model's parameters, and what a step allocates beside them and their gradients, in bytes."""
+
+    parameters: tuple[Tensor, ...]  # fake: they have shape, dtype and requires_grad, but no memory
+    head: Tensor
+    block: int  # numbers in the largest transformer block
+    outside: int  # numbers outside all blocks
+    activations: int  # peak of the backbone's forward and backward
+    full_logits: int  # peak of the plain head: logits of every position, cross-entropy, backward
+
+    @property
+    def trained(self) -> list[Tensor]:
+        return [p for p in self.parameters if p.requires_grad]
 
 
 @dataclass(frozen=True)
@@ -34,16 +69,13 @@ class Memory:
         return sum(vars(self).values())
 
 
-Strategy = Callable[[Rehearsed, int, torch.dtype | None], Memory]
-
-
 def ddp(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Everything on every GPU; the reducer's buckets hold a second copy of the gradients."""
-    gradients = sum(p.nbytes for p in _trained(model))
+    gradients = sum(p.nbytes for p in model.trained)
     return Memory(
         weights=sum(p.nbytes for p in model.parameters),
         gradients=gradients,
-        optimiser=sum(2 * p.nbytes + STEP_COUNTER for p in _trained(model)),
+        optimiser=2 * gradients + STEP_COUNTER * len(model.trained),
         exchange=gradients if gpus > 1 else 0,
     )
 
@@ -56,29 +88,28 @@ def fsdp2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """
     if gpus == 1:
         return ddp(model, 1, mixed)
-    shards = [
-        Parameter(_first_rows(p, gpus), FP32 if mixed and p.trainable else p.dtype, p.trainable)
-        for p in model.parameters
-    ]
-    trained = [shard for shard in shards if shard.trainable]
-    compute = (mixed or model.head.dtype).itemsize
+
+    def shard(p: Tensor) -> int:
+        rows = p.shape[0] if p.shape else 1
+        return _ceil(rows, gpus) * (p.numel() // rows) * (FLOAT if mixed and p.requires_grad else p.itemsize)
+
+    trained = sum(map(shard, model.trained))
     return Memory(
-        weights=sum(s.nbytes for s in shards),
-        gradients=sum(s.nbytes for s in trained),
-        optimiser=sum(2 * s.nbytes + STEP_COUNTER for s in trained),
-        exchange=(model.outside + 3 * model.block) * compute,
+        weights=sum(map(shard, model.parameters)),
+        gradients=trained,
+        optimiser=2 * trained + STEP_COUNTER * len(model.trained),
+        exchange=(model.outside + 3 * model.block) * (mixed or model.head.dtype).itemsize,
     )
 
 
 def zero2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Whole weights; one flat share of gradients, of float32 master weights and of AdamW's two moments."""
     width = (mixed or model.head.dtype).itemsize
-    trained = sum(p.numel for p in _trained(model))
-    share = _ceil(trained, gpus)
+    trained = sum(p.numel() for p in model.trained)
     return Memory(
-        weights=sum(p.numel for p in model.parameters) * width,
-        gradients=share * width,
-        optimiser=share * 12,
+        weights=sum(p.numel() for p in model.parameters) * width,
+        gradients=_ceil(trained, gpus) * width,
+        optimiser=_ceil(trained, gpus) * 3 * FLOAT,
         exchange=min(trained, DEEPSPEED_BUCKET) * width,
     )
 
@@ -86,48 +117,99 @@ def zero2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
 def zero3(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """One share of everything; weights are gathered for the time they are used, up to DeepSpeed's limit."""
     width = (mixed or model.head.dtype).itemsize
-    shares = [(_ceil(p.numel, gpus), p.trainable) for p in model.parameters]
-    trained = sum(share for share, trainable in shares if trainable)
-    live = min(sum(p.numel for p in model.parameters), DEEPSPEED_LIVE)
-    bucket = min(sum(p.numel for p in _trained(model)), DEEPSPEED_BUCKET)
+    trained = sum(_ceil(p.numel(), gpus) for p in model.trained)
+    live = min(sum(p.numel() for p in model.parameters), DEEPSPEED_LIVE)
+    bucket = min(sum(p.numel() for p in model.trained), DEEPSPEED_BUCKET)
     return Memory(
-        weights=sum(share for share, _ in shares) * width,
+        weights=sum(_ceil(p.numel(), gpus) for p in model.parameters) * width,
         gradients=trained * width,
-        optimiser=trained * 12,
+        optimiser=trained * 3 * FLOAT,
         exchange=(live + bucket) * width if gpus > 1 else 0,
     )
 
 
-STRATEGIES: dict[str, Strategy] = {"DDP": ddp, "FSDP2": fsdp2, "ZeRO-2": zero2, "ZeRO-3": zero3}
-
-
-def head_bytes(head: Parameter, tokens: int, top_k: int, compute: torch.dtype, device: str = "cuda") -> int:
-    """Peak of the fused head over `tokens` label positions with a cached top-k teacher, on a type of device.
-
-    A float32 tile and the block it is worked on with, the float32 gradients of hidden states and weight, the teacher's
-    rows; with bf16 matmuls a cast tile and one product more.
-    """
-    vocab, width = head.shape
-    chunk = tokens_per_chunk(tokens, vocab, FP32, width if head.trainable else 0)
-    block = min(chunk, rows_per_block(vocab, FP32, device))
-    tile = (chunk + block) * vocab * FP32.itemsize
-    gradients = (tokens + (vocab if head.trainable else 0)) * width * FP32.itemsize
-    teacher = tokens * top_k * (8 + FP32.itemsize)
-    cast = 0
-    if compute != FP32:
-        cast = (chunk * vocab + (vocab * width if head.trainable else 0)) * compute.itemsize
-    return tile + gradients + teacher + cast
-
-
-def _trained(model: Rehearsed) -> Iterable[Parameter]:
-    return [p for p in model.parameters if p.trainable]
-
-
-def _first_rows(parameter: Parameter, gpus: int) -> torch.Size:
-    if not parameter.shape:
-        return parameter.shape
-    return torch.Size((_ceil(parameter.shape[0], gpus), *parameter.shape[1:]))
+STRATEGIES = {"DDP": ddp, "FSDP2": fsdp2, "ZeRO-2": zero2, "ZeRO-3": zero3}
 
 
 def _ceil(number: int, parts: int) -> int:
     return -(-number // parts)
+
+
+class Allocations(TorchDispatchMode):
+    """While entered: how many bytes the tensors made inside hold now (`live`), and held at most (`peak`)."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._bytes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._add(leaf.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self._bytes:
+            return
+        self._bytes[storage._cdata] = storage.nbytes()
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._drop, storage._cdata)
+
+    def _drop(self, key: int) -> None:
+        self.live -= self._bytes.pop(key)
+
+
+def rehearse(config: PretrainedConfig, step: Step, adapter: PeftConfig | None = None) -> Rehearsed:
+    """Run one micro-batch forward and backward on tensors that have a shape but no memory."""
+    with torch.device("meta"):
+        model = causal = AutoModelForCausalLM.from_config(config, dtype=step.dtype, attn_implementation="sdpa").train()
+        if adapter is not None:
+            model = get_peft_model(causal, adapter)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")  # for which attention picks kernels that need no T×T matrix
+        causal.tie_weights()
+        if step.checkpointing:
+            causal.gradient_checkpointing_enable({"use_reentrant": False})
+            if adapter is not None:
+                causal.enable_input_require_grads()
+        activations, hidden = _peak(model, lambda: backbone(causal, step))
+        full_logits, _ = _peak(model, lambda: plain_head(causal, hidden))
+        parameters = tuple(model.parameters())
+        # What sharding treats as one unit: the classes that transformers marks so.
+        units = [m for m in causal.modules() if type(m).__name__ in (causal._no_split_modules or ())]
+        blocks = [sum(p.numel() for p in unit.parameters()) for unit in units]
+        outside = sum(p.numel() for p in parameters) - sum(blocks)
+        head = causal.get_output_embeddings().weight
+        return Rehearsed(parameters, head, max(blocks, default=0), outside, activations, full_logits)
+
+
+def backbone(causal: Any, step: Step) -> Tensor:
+    """Hidden states of a micro-batch, and their backward."""
+    ids = torch.zeros(step.batch, step.length, dtype=torch.long)
+    with nullcontext() if step.autocast is None else torch.autocast("cpu", step.autocast):
+        hidden: Tensor = causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden.backward(torch.zeros_like(hidden))
+    return hidden
+
+
+def plain_head(causal: Any, hidden: Tensor) -> Tensor:
+    """Cross-entropy over the logits of every position, as a model computes it by itself, and its backward."""
+    hidden = hidden.detach().requires_grad_()
+    logits = causal.get_output_embeddings()(hidden).float()
+    labels = torch.zeros(hidden.shape[:-1], dtype=torch.long)
+    loss = nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    loss.backward()
+    return loss
+
+
+def _peak(model: nn.Module, run: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # from the second micro-batch on gradients exist and are added to
+            parameter.grad = torch.zeros_like(parameter)
+    known = [t for p in model.parameters() for t in (p, p.grad) if t is not None] + list(model.buffers())
+    with Allocations(known) as allocations:
+        result = run()
+    return allocations.peak, result

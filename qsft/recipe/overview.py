@@ -1,54 +1,64 @@
 """The paper's main table from what was measured here: every evaluated run, by setting and method.
 
 A setting is a recipe; its cells are averages over its benchmarks, with intervals, the published ones beside. What is
-missing is named with the command that fills it.
+missing is named with the command that fills it. Written as report.json, .md, .tex and a page with the first figure.
 """
 
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from qsft import page
 from qsft.evals import stats
 from qsft.evals.comparison import problem_scores
 from qsft.evals.eval_directory import graded_tasks, read_result
 from qsft.evals.published import Published, paper, published_setting
-from qsft.files import read_json, shown
+from qsft.evals.report_page import paragraphs, points_with_intervals
+from qsft.evals.summary import markdown_table, percent, with_interval
+from qsft.files import read_json, shown, write_json, write_text
 from qsft.recipe.recipe_file import run_name
 from qsft.recipe.trained import BASE, RECORD, base_words, recorded, student_of
 
 PAPER_METHODS = Published({}, paper()["methods"])
 SUMMARY = "summary.json"  # what an evaluation writes last
 FIRST = (BASE, "sft", "dft", "kd_hybrid", "target")  # the paper's columns, in its order
+UNTRAINED: dict[str, Any] = {"recipe": None, "target": BASE, "target_kwargs": {}, "values": {}}
+CAPTION = "Average accuracy, % [95 % interval], and in brackets what the paper prints for the same benchmarks"
+Overview = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation: of a run that knows its recipe, or of a model that no recipe trained (then `setting` is None)."""
+    """An evaluation, and the record of the run: UNTRAINED for a model that no recipe trained."""
 
     directory: Path
     model: str
-    setting: str | None = None
-    target: str = BASE
-    hparams: Mapping[str, Any] | None = None
-    record: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any]
 
     @property
     def method(self) -> str:
-        return run_name(self.target, self.hparams or {})
+        return run_name(*self.target)
+
+    @property
+    def target(self) -> tuple[str, Mapping[str, Any]]:
+        return self.record["target"], self.record["target_kwargs"]
 
     @property
     def student(self) -> str:
         """What was trained."""
-        return str(self.record.get("values", {}).get("model_name_or_path") or self.model)
+        return str(self.record["values"].get("model_name_or_path") or self.model)
 
 
 def collect(places: Sequence[Path]) -> tuple[list[Evaluated], list[Path]]:
     """Every evaluation below some directories, the newest last, and the trained runs that were not evaluated."""
+    absent = [str(place) for place in places if not place.is_dir()]
+    if absent:
+        raise FileNotFoundError(f"there is no directory {', '.join(absent)} to collect evaluated runs from.")
     found = {path.parent for place in places for path in place.rglob(SUMMARY) if (path.parent / "grades").is_dir()}
     newest_last = sorted(found, key=lambda directory: (directory / SUMMARY).stat().st_mtime_ns)
     trained = sorted({path.parent for place in places for path in place.rglob(RECORD)})
@@ -58,16 +68,13 @@ def collect(places: Sequence[Path]) -> tuple[list[Evaluated], list[Path]]:
 def _evaluated(directory: Path) -> Evaluated:
     remedy = "Evaluate again with --fresh, or delete the directory."
     model = str(read_json(directory / SUMMARY, remedy)["settings"]["model"])
-    record = recorded(directory.parent) if directory.name == "eval" else {}
-    if not record:
-        return Evaluated(directory, model)
-    return Evaluated(directory, model, record["recipe"], record["target"], record["target_kwargs"], record)
+    return Evaluated(directory, model, (directory.name == "eval" and recorded(directory.parent)) or UNTRAINED)
 
 
-def overview(places: Sequence[Path]) -> dict[str, Any]:
+def overview(places: Sequence[Path]) -> Overview:
     """What report.json holds: settings with their cells and published numbers, wins, what is missing, notes."""
     evaluations, unevaluated = collect(places)
-    names = dict.fromkeys(one.setting for one in evaluations if one.setting is not None)
+    names = dict.fromkeys(str(one.record["recipe"]) for one in evaluations if one.record["recipe"] is not None)
     if not names:
         where = ", ".join(map(str, places))
         raise FileNotFoundError(
@@ -75,31 +82,29 @@ def overview(places: Sequence[Path]) -> dict[str, Any]:
             "RUN`) and report again."
         )
     order = [*paper()["settings"], *names]
-    settings = {str(name): _setting(str(name), evaluations) for name in sorted(names, key=order.index)}
-    seen = dict.fromkeys(method for setting in settings.values() for method in setting["cells"])
-    methods = [*FIRST, *(method for method in seen if method not in FIRST)]
-    missing = [line for name, one in settings.items() for line in _missing(name, one, methods, unevaluated)]
+    settings = {name: _setting(name, evaluations) for name in sorted(names, key=order.index)}
+    seen = [method for one in settings.values() for method in one["cells"]]
+    methods = list(dict.fromkeys([*FIRST, *seen]))
     return {
         "settings": settings,
-        "methods": [method for method in methods if any(method in one["cells"] for one in settings.values())],
+        "methods": [method for method in methods if method in seen],
         "wins": _wins([{m: cell["acc"]["mean"] for m, cell in one["cells"].items()} for one in settings.values()]),
         "published_wins": _wins([one["published"] for one in settings.values()]),
-        "missing": missing,
+        "missing": [line for name, one in settings.items() for line in _missing(name, one, methods, unevaluated)],
         "notes": list(dict.fromkeys(note for setting in settings.values() for note in setting["notes"])),
     }
 
 
 def _setting(name: str, evaluations: Sequence[Evaluated]) -> dict[str, Any]:
     """The cells of a setting: its runs, and its student untrained."""
-    own = [one for one in evaluations if one.setting == name]
-    base = [one for one in evaluations if one.setting is None and one.model == own[-1].student]
+    own = [one for one in evaluations if one.record["recipe"] == name]
+    base = [one for one in evaluations if one.record is UNTRAINED and one.model == own[-1].student]
     # Most runs say what the setting's tasks are; a run that lacks one of them is named as missing.
     tasks = list(Counter(tuple(graded_tasks(one.directory)) for one in own).most_common(1)[0][0])
-    whole = [one for one in (*base, *own) if set(tasks) <= set(graded_tasks(one.directory))]
-    newest = {one.method: one for one in whole}
+    newest = {one.method: one for one in (*base, *own) if set(tasks) <= set(graded_tasks(one.directory))}
+    counts = Counter(one.method for one in own)
+    notes = [f"{name}: several runs of {method}; the newest counts." for method, n in counts.items() if n > 1]
     published = published_setting(name)
-    notes = [f"{name}: several runs of {method}; the newest counts." for method, n in
-             Counter(one.method for one in own).items() if n > 1]  # fmt: skip
     return {
         "tasks": tasks,
         "student": own[-1].student,
@@ -112,11 +117,13 @@ def _setting(name: str, evaluations: Sequence[Evaluated]) -> dict[str, Any]:
 
 def _cell(one: Evaluated, tasks: Sequence[str]) -> dict[str, Any]:
     results = [read_result(one.directory, task) for task in tasks]
-    scores = [np.array(list(problem_scores(result).values())) for result in results]
-    lenient = [np.array(list(problem_scores(result, lenient=True).values())) for result in results]
+    scores, lenient = (
+        [np.array(list(problem_scores(result, lenient=lenient).values())) for result in results]
+        for lenient in (False, True)
+    )
     return {
         "directory": str(one.directory),
-        "row": PAPER_METHODS.row_of(one.target, one.hparams or {}),
+        "row": PAPER_METHODS.row_of(*one.target),
         "acc": asdict(stats.macro_average(scores)),
         "lenient": asdict(stats.macro_average(lenient)),
         "by_task": {task: float(values.mean()) for task, values in zip(tasks, scores)},
@@ -125,38 +132,109 @@ def _cell(one: Evaluated, tasks: Sequence[str]) -> dict[str, Any]:
 
 def _published(table: Published, runs: Any, tasks: Sequence[str]) -> dict[str, float]:
     """The published averages over the same tasks, under the names of methods here."""
-    shares = table.shares(tasks)
-    named = {row: method["target"] for row, method in paper()["methods"].items()}
-    found = {named[row]: cells["macro"] for row, cells in shares.items() if row in named and "macro" in cells}
-    for run in runs:
-        row = table.row_of(run.target, run.hparams or {})
-        if row is not None and "macro" in shares.get(row, {}):
-            found[run.method] = shares[row]["macro"]
-    return found
+    averages = {row: cells["macro"] for row, cells in table.shares(tasks).items() if "macro" in cells}
+    named = [(method["target"], row) for row, method in paper()["methods"].items()]
+    named += [(run.method, table.row_of(*run.target)) for run in runs]
+    return {method: averages[row] for method, row in named if row in averages}
 
 
 def _wins(settings: Sequence[Mapping[str, float]]) -> dict[str, int]:
     """In how many settings a method has the highest average, where there are two or more to compare."""
-    best = (
-        [method for method in cells if cells[method] == max(cells.values())] for cells in settings if len(cells) > 1
-    )
+    best = ([m for m in cells if cells[m] == max(cells.values())] for cells in settings if len(cells) > 1)
     return dict(Counter(methods[0] for methods in best if len(methods) == 1))  # a tie is nobody's win
 
 
 def _missing(name: str, setting: Mapping[str, Any], methods: Sequence[str], trained: Sequence[Path]) -> Iterator[str]:
     """A line for each cell that is empty: what it is, and the command that fills it."""
-    waiting = {}
+    commands = {BASE: setting["base"]}
     for run in trained:
         record = recorded(run)
         if record["recipe"] == name:
-            waiting[run_name(record["target"], record["target_kwargs"])] = run
+            method = run_name(record["target"], record["target_kwargs"])
+            commands[method] = f"qsft eval {shlex.quote(shown(run))}"
     rows = {cell["row"] for cell in setting["cells"].values()}  # target-eta0.2 is the paper's Target-SFT too
     for method in methods:
-        if method in setting["cells"] or (method in FIRST and PAPER_METHODS.row_of(method, {}) in rows):
-            continue
-        command = f"qsft sweep {name} --grid target={method}"
-        if method in waiting:
-            command = f"qsft eval {shlex.quote(shown(waiting[method]))}"
-        elif method == BASE:
-            command = setting["base"]
-        yield f"{name}, {method}: {command}"
+        if method not in setting["cells"] and not (method in FIRST and PAPER_METHODS.row_of(method, {}) in rows):
+            yield f"{name}, {method}: {commands.get(method, f'qsft sweep {name} --grid target={method}')}"
+
+
+def write_overview(summary: Overview, directory: Path) -> Path:
+    """Write report.json, report.md, report.tex and report.html; the page's path."""
+    write_json(directory / "report.json", summary)
+    write_text(directory / "report.md", to_markdown(summary))
+    write_text(directory / "report.tex", to_latex(summary))
+    body = page.table(*table(summary), CAPTION) + paragraphs(notes(summary))
+    body += page.figure(figure(summary), "Average accuracy by setting, with 95 % intervals; crosses are published")
+    if summary["missing"]:
+        body += page.table(["missing, and the command that fills it"], [[line] for line in summary["missing"]])
+    return page.write_page(directory / "report.html", page.page("Settings and methods", body))
+
+
+def table(summary: Overview) -> tuple[list[str], list[list[str]]]:
+    """Settings × methods, the lenient score below, then wins."""
+    methods, rows = summary["methods"], []
+    for name, setting in summary["settings"].items():
+        cells = [setting["cells"].get(method) for method in methods]
+        shown = [with_interval(cell["acc"]) if cell else "–" for cell in cells]
+        rows.append([name, *_with_published(setting, methods, shown)])
+        rows.append(["· lenient", *(percent(cell["lenient"]["mean"]) if cell else "" for cell in cells)])
+    for title, key in (("wins", "wins"), ("wins, published", "published_wins")):
+        rows.append([title, *(str(summary[key].get(method, 0)) for method in methods)])
+    return ["", *methods], rows
+
+
+def _with_published(setting: Mapping[str, Any], methods: Sequence[str], shown: Sequence[str]) -> list[str]:
+    printed = [setting["published"].get(method) for method in methods]
+    return [cell if share is None else f"{cell} ({percent(share)})" for cell, share in zip(shown, printed)]
+
+
+def notes(summary: Overview) -> list[str]:
+    tasks = [f"{name}: {', '.join(setting['tasks'])}." for name, setting in summary["settings"].items()]
+    return ["Wins: settings in which a method has the highest average.", *tasks, *summary["notes"]]
+
+
+def to_markdown(summary: Overview) -> str:
+    """The table, the notes, and what is missing."""
+    lines = [CAPTION, "", *markdown_table(*table(summary)), "", *(f"- {note}" for note in notes(summary))]
+    if summary["missing"]:
+        lines += ["", "Missing, and the command that fills it:", "", *(f"    {line}" for line in summary["missing"])]
+    return "\n".join([*lines, ""])
+
+
+def to_latex(summary: Overview) -> str:
+    """A booktabs table; the best of each setting is bold, published values stand in brackets."""
+    methods = summary["methods"]
+    rows = [["setting", *methods]]
+    for name, setting in summary["settings"].items():
+        means = {method: cell["acc"]["mean"] for method, cell in setting["cells"].items()}
+        best = max(means, key=lambda method: means[method]) if len(means) > 1 else None
+        cells = [_tex_cell(setting["cells"].get(method), bold=method == best) for method in methods]
+        rows.append([name, *_with_published(setting, methods, cells)])
+    head, *body = [" & ".join(row).replace("_", r"\_") + r" \\" for row in rows]
+    begin = [f"% {CAPTION}", rf"\begin{{tabular}}{{l{'r' * len(methods)}}}", r"\toprule"]
+    return "\n".join([*begin, head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _tex_cell(cell: Mapping[str, Any] | None, *, bold: bool) -> str:
+    if cell is None:
+        return "--"
+    mean, half = percent(cell["acc"]["mean"]), 50 * (cell["acc"]["high"] - cell["acc"]["low"])
+    shown = rf"\textbf{{{mean}}}" if bold else mean
+    return rf"{shown} {{\scriptsize$\pm${half:.1f}}}"
+
+
+def figure(summary: Overview) -> Any:
+    """Averages by setting, one colour per method, published values as crosses of the same colour."""
+    import plotly.graph_objects as go
+
+    traces, settings = [], summary["settings"]
+    for method, colour in zip(summary["methods"], page.COLOURS * len(summary["methods"])):
+        have = [name for name, one in settings.items() if method in one["cells"]]
+        points = points_with_intervals([settings[name]["cells"][method]["acc"] for name in have])
+        marker = {**points.pop("marker"), "color": colour}
+        traces.append(go.Scatter(x=have, name=method, mode="markers", marker=marker, **points))
+        known = [name for name, one in settings.items() if method in one["published"]]
+        printed = [100 * settings[name]["published"][method] for name in known]
+        cross = {"symbol": "x-thin", "size": 9, "color": colour, "line": {"width": 2, "color": colour}}
+        traces.append(go.Scatter(x=known, y=printed, name=f"{method}, published", mode="markers", marker=cross))
+    return go.Figure(traces, go.Layout(yaxis={"title": "%", "rangemode": "tozero"}, scattermode="group"))

@@ -7,20 +7,19 @@ Every value is checked against the field it is meant for before anything is load
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from qsft.files import shown
+from qsft.recipe import PACKAGED
 from qsft.recipe.keys import ORIGIN, RecipeSettings, keys, parse_words, read_word
 from qsft.recipe.relaunch import LAUNCHER_KEYS
 from qsft.targets.did_you_mean import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
 DEFAULT_TARGET = "target"  # TargetSFTConfig's
-PACKAGED = Path(str(files("qsft.recipe"))) / "files"
 MOST_VALUES = 10_000  # of a file with its aliases written out
 
 
@@ -103,9 +102,9 @@ def find_recipe(path_or_name: str | Path) -> Path:
     )
 
 
-def packaged_recipes(folder: str = ".") -> list[Path]:
-    """The recipes that come with qsft, or with folder="accelerate" the launch configurations."""
-    return sorted((PACKAGED / folder).glob("*.yaml"))
+def packaged_recipes() -> list[Path]:
+    """The recipes that come with qsft."""
+    return sorted(PACKAGED.glob("*.yaml"))
 
 
 def read_values(path: Path) -> dict[str, Any]:

@@ -10,16 +10,18 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 import psutil
 
 from qsft.processes import launched
+from qsft.recipe import PACKAGED
 
+# The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
+LAUNCHER_KEYS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
 # The processes that a signal is meant for, given the child.
 Receivers = Callable[[psutil.Process], list[psutil.Process]]
 
@@ -31,59 +33,45 @@ def relaunch(config: str, words: list[str]) -> int:
             "--accelerate_config is for `qsft train` itself; this process was launched by accelerate already."
         )
     command = accelerate_command(config, words)
-    own, _ = split_words(words, LAUNCHER_KEYS)
-    started = shlex.join(["qsft", "train", "--accelerate_config", config, *own])
     print(shlex.join(command), flush=True)
-    # A cluster may signal every process it finds: then the launcher's patience counts after all.
-    patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
-    env = {**patience, **os.environ, "QSFT_COMMAND": started}
-    return run_child(command, lambda launcher: launcher.children(), env).code
+    own, _ = split_words(words, LAUNCHER_KEYS)
+    env = {
+        # A cluster may signal every process it finds: then the launcher's patience counts after all.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+        **os.environ,
+        "QSFT_COMMAND": shlex.join(["qsft", "train", "--accelerate_config", config, *own]),
+    }
+    return run_child(command, lambda launcher: launcher.children(), env)[0]
 
 
-class Ended(NamedTuple):
-    """How a child process ended."""
+def run_child(command: list[str], receivers: Receivers, env: dict[str, str] | None = None) -> tuple[int, bool]:
+    """Run a command in a process group of its own to its end: its exit code, and whether a signal was passed on to it.
 
-    code: int  # 128 + n where signal n killed it, in the shell's way
-    signalled: bool  # a signal came and was passed on
-
-
-def run_child(command: list[str], receivers: Receivers, env: dict[str, str] | None = None) -> Ended:
-    """Run a command in a process group of its own and wait for its end, however many signals come meanwhile."""
-    child = subprocess.Popen(command, env=env, process_group=0)
-    with _signals_passed_on(child.pid, receivers) as came:
-        code = child.wait()
-    return Ended(code if code >= 0 else 128 - code, bool(came))
-
-
-@contextmanager
-def _signals_passed_on(child: int, receivers: Receivers) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM go to the receivers among the child and its own; a lost terminal ends the child.
-
-    Yields the list of the signals that came.
+    Ctrl-C and SIGTERM go to the receivers among the child and its own; a lost terminal ends the child. The exit code is
+    128 + n where signal n killed it, in the shell's way.
     """
+    child = subprocess.Popen(command, env=env, process_group=0)
     came: list[int] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
         came.append(number)
-        print("\nqsft: stopping after this step; a second Ctrl-C stops at once.", file=sys.stderr, flush=True)
+        if number != signal.SIGHUP:
+            print("\nqsft: stopping after this step; a second Ctrl-C stops at once.", file=sys.stderr, flush=True)
         with suppress(psutil.NoSuchProcess):  # it may be ending just now
-            for process in receivers(psutil.Process(child)):
-                process.send_signal(number)
+            process = psutil.Process(child.pid)
+            for receiver in [process] if number == signal.SIGHUP else receivers(process):
+                receiver.send_signal(number)
 
-    def hang_up(number: int, _: FrameType | None) -> None:
-        came.append(number)
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    handlers = {signal.SIGINT: pass_on, signal.SIGTERM: pass_on}
+    numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        handlers[signal.SIGHUP] = hang_up
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
-        yield came
+        code = child.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return code if code >= 0 else 128 - code, bool(came)
 
 
 def accelerate_command(config: str, words: list[str]) -> list[str]:
@@ -91,19 +79,13 @@ def accelerate_command(config: str, words: list[str]) -> list[str]:
 
     `config` is a file or the name of one of recipes/accelerate/; the words that are accelerate's own go to it.
     """
-    from qsft.recipe.recipe_file import packaged_recipes
-
-    named = {file.stem: file for file in packaged_recipes("accelerate")}
+    named = {file.stem: file for file in sorted(PACKAGED.glob("accelerate/*.yaml"))}
     path = Path(config) if Path(config).is_file() else named.get(config)
     if path is None:
         raise ValueError(f"there is no accelerate configuration {config!r}. Give a file, or one of {', '.join(named)}.")
     own, rest = split_words(words, LAUNCHER_KEYS)
     launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(path)]
     return [*launcher, *own, "-m", "qsft", "train", *rest]
-
-
-# The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
-LAUNCHER_KEYS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
 
 
 def split_words(words: list[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:

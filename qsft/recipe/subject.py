@@ -1,13 +1,17 @@
 """What a picture of `qsft explore` is made of: a recipe's model, documents and teacher, or a model and a cache."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from qsft.data.read import load_documents
 from qsft.recipe.job import configure
 from qsft.recipe.recipe_file import DEFAULT_TARGET, read_recipe
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from qsft.targets.zoo import make_target
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.documents import Documents
+from qsft.teacher.source import default_device
 
 
 class Subject(NamedTuple):
@@ -15,29 +19,44 @@ class Subject(NamedTuple):
 
     model: Any
     tokenizer: Any
-    documents: "Iterable[Mapping[str, Any]]"
+    documents: Iterable[Mapping[str, Any]]
     target: Any
     teacher: Any
 
 
-def subject_of_recipe(recipe: str, words: Sequence[str], n: int, seed: int) -> Subject:
-    """The recipe's documents, prepared by the trainer as for training, of a random draw of its rows."""
-    from qsft.teacher.documents import Documents
+def subject_of(
+    recipe: str | None,
+    words: Sequence[str],
+    target: Sequence[str],
+    *,
+    model: str | None,
+    teacher_cache: str | None,
+    dataset_path: str | None,
+    n: int,
+    seed: int,
+) -> Subject:
+    """The subject that the options of `qsft explore` name; `words` replace keys of the recipe."""
+    if n < 1:
+        raise ValueError(f"--n {n}: at least one document is needed.")
+    asked = target_words(target)
+    if recipe is not None:
+        given = {"model_name_or_path": model, "teacher_cache": teacher_cache}
+        asked += [*words, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
+        # Prepared by the trainer as for training, of a random draw of its rows.
+        job = configure(read_recipe(recipe, asked)).sampled(n, seed)
+        trainer = job.trainer()
+        known = (d for d in Documents(trainer.train_dataset) if trainer.cache is None or d in trainer.cache)
+        return Subject(trainer.model, job.tokenizer, known, trainer.target, trainer.cache or trainer.live)
+    if model is None or teacher_cache is None:
+        raise ValueError("name a RECIPE, or give --model and --teacher_cache (and --dataset_path for your documents).")
+    if words:
+        raise ValueError(f"{words[0]} is a key of a recipe, but no RECIPE is named.")
+    documents = load_documents(dataset_path).shuffle(seed=seed) if dataset_path else None
+    return _subject_of_cache(model, teacher_cache, asked, documents)
 
-    job = configure(read_recipe(recipe, words)).sampled(n, seed)
-    trainer = job.trainer()
-    known = (d for d in Documents(trainer.train_dataset) if trainer.cache is None or d in trainer.cache)
-    return Subject(trainer.model, job.tokenizer, known, trainer.target, trainer.cache or trainer.live)
 
-
-def subject_of_cache(model: str, path: str, words: Sequence[str], documents: "Dataset | None") -> Subject:
+def _subject_of_cache(model: str, path: str, words: Sequence[str], documents: Any) -> Subject:
     """A model and a cache, with the given documents that it holds, or the ones it keeps whole."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from qsft.targets.zoo import make_target
-    from qsft.teacher.cache import TeacherCache
-    from qsft.teacher.source import default_device
-
     cache, values = TeacherCache(path), read_recipe(None, words).values
     target = make_target(values.get("target", DEFAULT_TARGET), **values.get("target_kwargs", {}))
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -54,8 +73,7 @@ def target_words(words: Sequence[str]) -> list[str]:
     if not words:
         return []
     name, *pairs = words
-    split = [pair.partition("=") for pair in pairs]
-    for key, equals, _ in split:
-        if not equals:
-            raise ValueError(f"--target {name}: {key!r} is no hyper-parameter; write KEY=VALUE, and the RECIPE first.")
-    return ["--target", name, *(word for key, _, value in split for word in (f"--target_kwargs.{key}", value))]
+    for pair in pairs:
+        if "=" not in pair:
+            raise ValueError(f"--target {name}: {pair!r} is no hyper-parameter; write KEY=VALUE, and the RECIPE first.")
+    return ["--target", name, *(f"--target_kwargs.{pair}" for pair in pairs)]

@@ -12,8 +12,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from qsft.evals.comparison import compare
+from qsft.evals.eval_directory import graded_tasks
+from qsft.evals.published import published_setting
 from qsft.files import make_directory, read_json, shown, write_json
 from qsft.recipe.keys import read_word
 from qsft.recipe.recipe_file import read_recipe, run_name
@@ -26,8 +29,7 @@ from qsft.train.checkpoints import LAST, checkpoints, resolve_checkpoint
 TRAINED = "trainer_state.json"  # what a training writes last, after the model; one that a signal stopped has none
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One point of the grid."""
 
     target: str
@@ -35,13 +37,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        return run_name(self.target, self.hparams)
+        return run_name(*self)
 
     @property
     def words(self) -> list[str]:
         """The overrides that make the recipe this run."""
-        inner = itertools.chain.from_iterable((f"--target_kwargs.{k}", str(v)) for k, v in self.hparams.items())
-        return ["--target", self.target, *inner]
+        return ["--target", self.target, *(f"--target_kwargs.{key}={value}" for key, value in self.hparams.items())]
 
 
 def expand_grid(words: Sequence[str]) -> list[Run]:
@@ -71,15 +72,29 @@ def _axis(word: str) -> tuple[str, list[Any]]:
 
 
 def _points(target: str, axes: dict[str, list[Any]]) -> Iterator[Run]:
-    if target == BASE:
-        yield Run(BASE, {})
-        return
-    make_target(target)  # an unknown name is refused before anything runs
-    names = [name for name in axes if name in inspect.signature(TARGETS[target]).parameters]
+    """The target's runs; an unknown name and a wrong value are refused before anything runs."""
+    if target != BASE:
+        make_target(target)
+    names = [name for name in axes if target != BASE and name in inspect.signature(TARGETS[target]).parameters]
     for values in itertools.product(*(axes[name] for name in names)):
-        hparams = dict(zip(names, values, strict=True))
-        make_target(target, **hparams)
-        yield Run(target, hparams)
+        run = Run(target, dict(zip(names, values)))
+        if names:
+            make_target(target, **run.hparams)
+        yield run
+
+
+def make_sweep(
+    recipe: str, grid: Sequence[str], directory: str | None, train_words: list[str], eval_words: str, paper: str | None
+) -> "Sweep":
+    """The sweep that a command line describes; a wrong key is refused now, not in the third run."""
+    name = read_recipe(recipe, without_launcher(train_words)).name
+    place = Path(directory or f"sweeps/{name}")
+    return Sweep(recipe, expand_grid(grid), place, train_words, shlex.split(eval_words), paper)
+
+
+def without_launcher(words: list[str]) -> list[str]:
+    """What the results of a training depend on: on how many processes it runs is not part of it."""
+    return split_words(words, ("accelerate_config", *LAUNCHER_KEYS))[1]
 
 
 @dataclass(frozen=True)
@@ -95,28 +110,16 @@ class Sweep:
 
     def commands(self, run: Run) -> dict[str, list[str]]:
         """What is started for a run, in order."""
-        output = self.directory / run.name
-        qsft = [sys.executable, "-m", "qsft"]
+        output, qsft = self.directory / run.name, [sys.executable, "-m", "qsft"]
         if run.target == BASE:
             return {"eval": [*qsft, "eval", *self.words(run)["eval"]]}
-        train = [*qsft, "train", self.recipe, *run.words, "--output_dir", str(output), *self.train_words]
-        train += self._continued(output)
-        return {"train": train, "eval": [*qsft, "eval", str(output), *self.words(run)["eval"]]}
-
-    @staticmethod
-    def _continued(output: Path) -> list[str]:
-        """How a training goes on that was stopped or killed before: from its newest whole checkpoint, if it has one."""
-        if not checkpoints(output):
-            return []
-        try:
-            resolve_checkpoint(output, LAST)
-        except ValueError:  # killed inside its first save
-            return ["--overwrite"]
-        return ["--resume_from_checkpoint", LAST]
+        train = ["train", self.recipe, *run.words, "--output_dir", str(output), *self.train_words]
+        evaluate = ["eval", str(output), *self.eval_words]
+        return {"train": [*qsft, *train, *_continued(output)], "eval": [*qsft, *evaluate]}
 
     def words(self, run: Run) -> dict[str, list[str]]:
-        """What the results of a run depend on; on how many processes it ran is not part of it."""
-        _, own = split_words(self.train_words, ("accelerate_config", *LAUNCHER_KEYS))
+        """What the results of each step of a run depend on."""
+        own = without_launcher(self.train_words)
         if run.target == BASE:
             return {"eval": base_words(read_recipe(self.recipe, [*own, *PLAIN]).values, self.eval_words)}
         return {"train": [self.recipe, *own], "eval": self.eval_words}
@@ -139,18 +142,12 @@ class Sweep:
         return self.state().get(run.name, {}).get("done", [])
 
     def execute(self) -> Path:
-        """Run what is not done yet, then compare all runs with the first; the comparison's page."""
+        """Run what is not done yet, then write and print the comparison of all runs with the first; its page."""
         for number, run in enumerate(self.runs, 1):
             for step, command in self.commands(run).items():
                 if step not in self.done(run):
                     print(f"\n[{number}/{len(self.runs)}] {run.name}: {step}\n{shlex.join(command[1:])}", flush=True)
                     self._start(run, step, command)
-        return self.compare()
-
-    def compare(self) -> Path:
-        """Write the comparison of the runs' evaluations and print it."""
-        from qsft.evals.comparison import compare
-
         runs = {run.name: self.evaluation(run) for run in self.runs}
         comparison = compare(list(runs.values()), self.paper or self._published(), names=list(runs))
         page = comparison.write(self.directory / "comparison")
@@ -163,9 +160,6 @@ class Sweep:
 
     def _published(self) -> str | None:
         """The recipe's name, if the paper prints something about the tasks that were measured."""
-        from qsft.evals.eval_directory import graded_tasks
-        from qsft.evals.published import published_setting
-
         name = Path(self.recipe).stem
         table = published_setting(name)
         return name if table and table.shares(graded_tasks(self.evaluation(self.runs[0]))) else None
@@ -201,3 +195,14 @@ class Sweep:
     def _record(self, run: Run, done: list[str]) -> None:
         make_directory(self.directory, "the sweep's directory")
         write_json(self.directory / "sweep.json", {**self.state(), run.name: {**self.words(run), "done": done}})
+
+
+def _continued(output: Path) -> list[str]:
+    """How a training goes on that was stopped or killed before: from its newest whole checkpoint, if it has one."""
+    if not checkpoints(output):
+        return []
+    try:
+        resolve_checkpoint(output, LAST)
+    except ValueError:  # killed inside its first save
+        return ["--overwrite"]
+    return ["--resume_from_checkpoint", LAST]

@@ -6,6 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qsft.evals.comparison import run_names
+from qsft.evals.tasks import find_tasks
 from qsft.files import read_json, write_json
 from qsft.fingerprints import digest_json
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
@@ -20,16 +22,10 @@ BASE = "base"  # in the place of a target or a run: the student as it was before
 
 def record_recipe(job: "Job") -> None:
     """Write what the run is made of into its directory."""
-    recipe, settings, args = job.recipe, job.settings, job.args
-    record = {
-        "recipe": recipe.name,
-        "target": args.target,
-        "target_kwargs": args.target_kwargs or {},
-        "eval_tasks": settings.eval_tasks,
-        "eval_protocol": settings.eval_protocol,
-        "values": dict(recipe.values),
-    }
-    write_json(Path(str(args.output_dir), RECORD), record)
+    target = {"target": job.args.target, "target_kwargs": job.args.target_kwargs or {}}
+    measured = {"eval_tasks": job.settings.eval_tasks, "eval_protocol": job.settings.eval_protocol}
+    record = {"recipe": job.recipe.name, **target, **measured, "values": dict(job.recipe.values)}
+    write_json(Path(str(job.args.output_dir), RECORD), record)
 
 
 def recorded(directory: Path) -> dict[str, Any]:
@@ -64,8 +60,6 @@ def _measured(says: Mapping[str, Any], tasks: str | None, protocol: str | None) 
 
 def _kinds(tasks: str) -> set[bool]:
     """Whether tasks are multiple choice: a protocol for the one kind says nothing of the other."""
-    from qsft.evals.tasks import find_tasks
-
     return {task.multiple_choice for task in find_tasks(tasks)}
 
 
@@ -103,6 +97,20 @@ def student_of(record: Mapping[str, Any]) -> dict[str, Any]:
         return {**record["values"], **record}
     plain = read_recipe(record["recipe"], PLAIN).values
     return {**record["values"], "eval_tasks": plain.get("eval_tasks"), "eval_protocol": plain.get("eval_protocol")}
+
+
+def evaluations_of(runs: Sequence[str]) -> dict[str, Path]:
+    """What `qsft compare` is given, by the name of each: an evaluation, a directory that has one inside, or base."""
+    others = [_evaluation_in(Path(run)) for run in runs if run != BASE]
+    # Beside base a run is called by its own name, not by its eval/
+    called = [path.parent if path.name == "eval" else path for path in others] if BASE in runs else others
+    named = iter(zip(run_names(called) if called else (), others))
+    return dict((BASE, base_evaluation(others)) if run == BASE else next(named) for run in runs)
+
+
+def _evaluation_in(path: Path) -> Path:
+    inside = path / "eval"
+    return inside if (inside / "grades").is_dir() and not (path / "grades").is_dir() else path
 
 
 def base_evaluation(runs: Sequence[Path]) -> Path:

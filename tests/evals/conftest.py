@@ -52,6 +52,6 @@ def command():
         for module in (eval_command, compare_command):
             module.register(commands)
         args = parser.parse_args([str(word) for word in words])
-        return args.run(args)
+        return args.run(args) or 0
 
     return call

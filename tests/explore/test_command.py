@@ -13,7 +13,7 @@ def run(*words):
     explore.register(parser.add_subparsers())
     args, rest = parser.parse_known_args(["explore", *map(str, words)])
     args.overrides = rest
-    return args.run(args)
+    return args.run(args) or 0
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from qsft import TopK, fused_target_loss, make_target
 from qsft.losses import matmuls
 from qsft.recipe.head_cost import GPUS, PUBLISHED_MATMULS, PUBLISHED_SHAPE, head_cost, head_lines
 
-H100 = next(gpu for gpu in GPUS if gpu.name == "H100")
+H100 = "H100"
 
 
 def test_the_three_matmuls_are_within_a_fifth_of_the_published_time():
@@ -40,6 +40,6 @@ def test_the_peak_is_what_the_torch_path_holds(profiled_peak, monkeypatch):
 
 def test_the_lines_name_the_gpus_and_say_that_it_is_a_model():
     lines = dict(head_lines(8192, 4096, 151_936))
-    assert [f"head on {gpu.name}" for gpu in GPUS] == list(lines)[:3]
+    assert [f"head on {gpu}" for gpu in GPUS] == list(lines)[:3]
     assert "a model, not a measurement" in lines[""]
     assert "Liger 192 ms / 6.1 GiB" in lines[""]

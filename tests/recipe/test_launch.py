@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from qsft.cli import main
 from qsft.recipe.keys import keys
-from qsft.recipe.launch import build_recipe_cache, train
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
+from qsft.recipe.run_recipe import build_recipe_cache, train
 from qsft.teacher.cache import TeacherCache
 
 REPO = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from qsft.recipe.trained import evaluation_of, record_recipe
 def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
     runs = expand_grid(["target=sft,kd_hybrid,target", "eta=0.2,1.0", "c=0.5"])
     assert [run.name for run in runs] == ["sft", "kd_hybrid-c0.5", "target-eta0.2", "target-eta1.0"]
-    assert runs[2].words == ["--target", "target", "--target_kwargs.eta", "0.2"]
+    assert runs[2].words == ["--target", "target", "--target_kwargs.eta=0.2"]
     assert expand_grid(["eta=0.5"]) == [Run("target", {"eta": 0.5})]
 
 

@@ -54,7 +54,7 @@ def test_command_prints_it(argv, words, capsys, monkeypatch):
     parser = argparse.ArgumentParser()
     targets.register(parser.add_subparsers())
     args = parser.parse_args(["targets", *argv])
-    assert args.run(args) == 0
+    assert not args.run(args)
     out = capsys.readouterr().out
     for word in words:
         assert word in out

@@ -17,7 +17,7 @@ def qsft():
     def run(*words):
         args, args_left = parser.parse_known_args(["cache", *map(str, words)])
         args.overrides = args_left
-        return args.run(args)
+        return args.run(args) or 0
 
     return run
 

@@ -1,40 +1,29 @@
 """Run a recipe: data, cache, training, what next; the same under accelerate, torchrun and plain python.
 
-accelerate launch recipes/X.yaml --key value     ends in launch(__file__), the recipe's last line
-qsft train recipes/X.yaml --key value            ends in train(read_recipe(…))
+On Ctrl-C or SIGTERM the step is finished and a checkpoint written; all processes exit together.
 """
 
-import sys
+import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from qsft.files import shown
-from qsft.processes import exit_process, is_main, process_group, world_size
-from qsft.recipe.recipe_file import Recipe, read_recipe
-
-if TYPE_CHECKING:
-    from qsft.recipe.job import Job
-    from qsft.teacher.cache import TeacherCache
-
-
-def launch(file: str) -> None:
-    """Run the recipe in `file` with the words after it as overrides, and exit; a recipe's last line calls this."""
-    try:
-        code = train(read_recipe(file, sys.argv[1:]))
-    except (ValueError, OSError) as error:
-        # A message that says what, why and what to do needs no traceback above it.
-        print(f"qsft: {error}", file=sys.stderr)
-        code = 2
-    exit_process(code)
+from qsft.processes import is_main, process_group, world_size
+from qsft.recipe.dry_run import dry_run, next_steps, resume_command
+from qsft.recipe.job import Job, configure
+from qsft.recipe.recipe_file import Recipe
+from qsft.recipe.trained import record_recipe
+from qsft.teacher.cache import TeacherCache
+from qsft.train.checkpoints import refuse_other_run, set_aside
 
 
 def train(recipe: Recipe) -> int:
     """Train a recipe to its end, or describe it with `dry_run`; the exit code."""
-    from qsft.recipe.job import configure
-
     if recipe.settings.dry_run:
-        from qsft.recipe.dry_run import dry_run
-
         dry_run(configure(recipe, world_size()))
         return 0
     with process_group():
@@ -43,12 +32,8 @@ def train(recipe: Recipe) -> int:
     return 0
 
 
-def run(job: "Job") -> None:
+def run(job: Job) -> None:
     """Load the data, complete the cache, train, save; or stop at a signal with a checkpoint to resume from."""
-    from qsft.recipe.dry_run import next_steps, resume_command
-    from qsft.recipe.stop import StopOnSignal
-    from qsft.recipe.trained import record_recipe
-
     if job.args.should_save:
         job.data.write_manifest(job.recipe.output_dir)
         record_recipe(job)
@@ -68,8 +53,6 @@ def run(job: "Job") -> None:
 
 def make_room(recipe: Recipe) -> None:
     """Refuse to start anew among the checkpoints of another run; with `overwrite` move that run's files aside."""
-    from qsft.train.checkpoints import refuse_other_run, set_aside
-
     output, overwrite = recipe.output_dir, recipe.settings.overwrite
     resumed = recipe.values.get("resume_from_checkpoint") is not None
     if overwrite and resumed:
@@ -83,10 +66,8 @@ def make_room(recipe: Recipe) -> None:
         print(f"what an earlier run left in {shown(output)} is now in {shown(place)}", flush=True)
 
 
-def build_recipe_cache(recipe: Recipe) -> "TeacherCache":
+def build_recipe_cache(recipe: Recipe) -> TeacherCache:
     """The teacher's cache of a recipe, built or completed on all processes, from the documents training will see."""
-    from qsft.recipe.job import configure
-
     with process_group():
         job = configure(recipe)
         trainer = job.trainer()
@@ -97,3 +78,38 @@ def build_recipe_cache(recipe: Recipe) -> "TeacherCache":
             )
         trainer.accelerator.wait_for_everyone()
         return trainer.cache
+
+
+class StopOnSignal(TrainerCallback):
+    """While entered as a context: the first signal asks for a checkpoint and a stop; a second Ctrl-C kills."""
+
+    def __init__(self) -> None:
+        self.asked = False  # this process got a signal
+        self.stopped = False  # all processes agreed to stop
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _: FrameType | None) -> None:
+        # A launcher passes Ctrl-C on as SIGTERM too, so only a second SIGINT means "now".
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.asked = True
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Ask Trainer to save and stop once any process was signalled: signals reach processes at different steps."""
+        asked = self.asked
+        if torch.distributed.is_initialized():
+            seen = torch.tensor(int(asked), device=args.device)
+            torch.distributed.all_reduce(seen, op=torch.distributed.ReduceOp.MAX)
+            asked = bool(seen)
+        if asked and state.global_step < state.max_steps:
+            self.stopped = control.should_save = control.should_training_stop = True
+        return control

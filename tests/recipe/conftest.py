@@ -10,7 +10,7 @@ QWEN = Qwen2Config(
     vocab_size=2000,
     hidden_size=256,
     intermediate_size=688,
-    num_hidden_layers=4,
+    num_hidden_layers=2,
     num_attention_heads=8,
     num_key_value_heads=2,
 )
@@ -18,7 +18,7 @@ LLAMA = LlamaConfig(
     vocab_size=1003,  # a number that no GPU count divides
     hidden_size=96,
     intermediate_size=256,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=4,
     tie_word_embeddings=True,
@@ -41,25 +41,33 @@ class TinyRun:
 
 
 @pytest.fixture
-def tiny_run(tiny_files, tmp_path):
-    """Factory: `tiny_run("numina")` holds the overrides for a recipe on that data set."""
+def local_words(tiny_files):
+    """Factory: the overrides that make a recipe on a data set a run of seconds on a CPU; `more` are keys beside."""
 
-    def of(dataset):
-        data = tiny_files / f"{dataset}.jsonl"
+    def of(dataset="numina", **more):
         words = {
             "model_name_or_path": tiny_files / "student",
             "teacher_model_name_or_path": tiny_files / "teacher",
-            "teacher_cache": tmp_path / "cache",
-            "output_dir": tmp_path / "run",
-            "data_dir": data,
+            "data_dir": tiny_files / f"{dataset}.jsonl",
             "max_length": 64,
             "global_batch_size": 16,
             "use_cpu": "true",
             "bf16": "false",
             "dtype": "float32",
+            **({"sample_rows": 64} if dataset == "openr1" else {}),
+            **more,
         }
-        if dataset == "openr1":
-            words["sample_rows"] = 64
-        return TinyRun(tmp_path, data, [word for key, value in words.items() for word in (f"--{key}", str(value))])
+        return [word for key, value in words.items() for word in (f"--{key}", str(value))]
+
+    return of
+
+
+@pytest.fixture
+def tiny_run(tiny_files, tmp_path, local_words):
+    """Factory: `tiny_run("numina")` holds the overrides for a recipe on that data set, cache and output included."""
+
+    def of(dataset):
+        words = local_words(dataset, teacher_cache=tmp_path / "cache", output_dir=tmp_path / "run")
+        return TinyRun(tmp_path, tiny_files / f"{dataset}.jsonl", words)
 
     return of

@@ -7,8 +7,6 @@ from transformers import AutoModelForCausalLM
 from qsft.recipe.head_cost import head_bytes
 from qsft.recipe.memory import STRATEGIES, Memory, Step, backbone, ddp, fsdp2, plain_head, rehearse, zero2, zero3
 
-TINY_STEP = Step(batch=1, length=8, dtype=torch.float32)
-
 
 def nbytes(tensors):
     return sum(t.numel() * t.element_size() for t in tensors)
@@ -77,19 +75,15 @@ def test_fsdp2_shards_are_the_tensors_bytes(config, fake_group):
     assert planned.optimiser == nbytes(s.to_local() if hasattr(s, "to_local") else s for s in states)
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 8, 512])
-def test_deepspeed_shares_follow_its_partitioning(config, gpus):
+def test_deepspeed_shares_follow_its_partitioning_and_more_gpus_never_cost_more(config):
     model = rehearse(config, Step(1, 8, torch.bfloat16))
     numbers = [p.numel() for p in model.parameters]
-    shares = sum(-(-n // gpus) for n in numbers)
-    assert zero3(model, gpus, torch.bfloat16).weights == 2 * shares
-    assert zero3(model, gpus, torch.bfloat16).optimiser == 12 * shares  # float32 master weights and two moments
-    assert zero2(model, gpus, torch.bfloat16).weights == 2 * sum(numbers)
-    assert zero2(model, gpus, torch.bfloat16).gradients == 2 * -(-sum(numbers) // gpus)
-
-
-def test_more_gpus_never_cost_more_of_what_is_sharded(config):
-    model = rehearse(config, TINY_STEP)
+    for gpus in (1, 2, 8, 512):
+        shares = sum(-(-n // gpus) for n in numbers)
+        assert zero3(model, gpus, torch.bfloat16).weights == 2 * shares
+        assert zero3(model, gpus, torch.bfloat16).optimiser == 12 * shares  # float32 master weights and two moments
+        assert zero2(model, gpus, torch.bfloat16).weights == 2 * sum(numbers)
+        assert zero2(model, gpus, torch.bfloat16).gradients == 2 * -(-sum(numbers) // gpus)
     for name in ("FSDP2", "ZeRO-3"):
         sharded = [STRATEGIES[name](model, gpus, torch.bfloat16) for gpus in (2, 8, 64, 512)]
         parts = [m.weights + m.gradients + m.optimiser for m in sharded]

@@ -10,25 +10,15 @@ from qsft.cli import main
 METHODS = ("sft", "dft", "asft", "sft_kl", "iw_sft", "kd_hybrid", "target")
 
 
-def local_words(tiny_files):
-    """The overrides that make the recipe a run of seconds on a CPU."""
-    return (
-        f"--model_name_or_path {tiny_files}/student --teacher_model_name_or_path {tiny_files}/teacher "
-        f"--data_dir {tiny_files}/numina.jsonl --max_length 64 --global_batch_size 32 --dtype float32 --use_cpu true "
-        "--bf16 false --disable_tqdm true --report_to none --max_steps 1"
-    ).split()
-
-
 @pytest.mark.slow
 def test_base_and_seven_methods_are_swept_compared_with_the_paper_and_reported(
-    tmp_path, tiny_files, monkeypatch, capfd
+    tmp_path, local_words, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     rows = [{"problem": f"w{i} + w{i + 1} = ?", "answer": str(i)} for i in range(4)]
     (tmp_path / "math500.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", f"target=base,{','.join(METHODS)}"]
-    words += ["--eval", "--tasks math500.jsonl --samples 2 --max_new_tokens 4", *local_words(tiny_files)]
+    words += ["--eval", "--tasks math500.jsonl --samples 2 --max_new_tokens 4", *local_words(max_steps=1)]
     assert main(words) == 0
 
     sweep = tmp_path / "sweeps" / "numina_qwen_math_1p5b"

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.filesize import decimal
+from rich.table import Table
 from trl import get_peft_config
 
 from qsft.data.sources import SOURCES
@@ -19,7 +21,6 @@ from qsft.targets.view import IGNORED
 from qsft.teacher.encoding import row_bytes
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from transformers import PretrainedConfig
 
 INDEX_BYTES = 64  # of a cache, per document
@@ -130,20 +131,18 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
         row = row_bytes(args.teacher_cache_encoding, args.teacher_top_k, plan.config.vocab_size)
         known = f"about {row:.0f} bytes per label token"
         if corpus.label_tokens is not None:
-            known = size(int(corpus.label_tokens * row) + corpus.documents * INDEX_BYTES)
+            known = decimal(int(corpus.label_tokens * row) + corpus.documents * INDEX_BYTES)
         yield "teacher cache", f"{known} (top {args.teacher_top_k}, {args.teacher_cache_encoding}{guess})"
     yield "optimiser steps", optimiser_steps(job, corpus.documents)
     per_gpu, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     product = f"{per_gpu} per GPU × {accumulation} accumulation × {job.processes} GPUs"
     yield "batch", f"{product}, rows of at most {corpus.longest} tokens"
     yield from head_lines(*_head_shape(job, plan.config, corpus))
-    yield "full logits", f"would have taken {size(plan.full_logits)} instead of the head tile below"
+    yield "full logits", f"would have taken {decimal(plan.full_logits)} instead of the head tile below"
 
 
-def memory_table(plan: Plan, gpu_memory: float) -> "Table":
+def memory_table(plan: Plan, gpu_memory: float) -> Table:
     """Memory per GPU by part and strategy, and whether it fits into so many gigabytes."""
-    from rich.table import Table
-
     if gpu_memory <= 0:
         raise ValueError(f"--gpu_memory {gpu_memory:g} must be positive.")
     caption = "without CUDA's context (0.5-1 GB) and fragmentation"
@@ -153,14 +152,5 @@ def memory_table(plan: Plan, gpu_memory: float) -> "Table":
         table.add_column(column, justify="right" if column in (*parts, "total") else "left", no_wrap=True)
     for name, memory in plan.memory.items():
         fits = "yes" if memory.total < gpu_memory * 1e9 else "no"
-        table.add_row(name, *(size(part) for part in (*vars(memory).values(), memory.total)), fits)
+        table.add_row(name, *(decimal(part) for part in (*vars(memory).values(), memory.total)), fits)
     return table
-
-
-def size(number: float) -> str:
-    """Bytes in the largest unit that keeps the number above 1: `1.5 GB` (10⁹, as disks and GPUs are sold)."""
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:,.1f} GB"

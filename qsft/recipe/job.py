@@ -68,13 +68,6 @@ class Job:
         whole = self.load(self.settings)  # the rows trained on are a draw themselves: only they are in the cache
         return replace(whole, dataset=self._drawn(whole.dataset))
 
-    @cached_property
-    def eval_data(self) -> TrainingData | None:
-        """Rows of `eval_split`, prepared in the same way, all of them."""
-        if self.settings.eval_split is None:
-            return None
-        return self.load(replace(self.settings, dataset_split=self.settings.eval_split, sample_rows=None))
-
     def load(
         self, settings: RecipeSettings, *, multiple_of: int = 1, rows: "Dataset | None" = None, to_train: bool = True
     ) -> TrainingData:
@@ -123,11 +116,14 @@ class Job:
 
     def trainer(self, **kwargs: Any) -> TargetSFTTrainer:
         """The trainer; making it builds or completes the teacher's cache, on all processes."""
+        held_out, split = None, self.settings.eval_split
+        if split is not None:  # prepared in the same way, all of it
+            held_out = self.load(replace(self.settings, dataset_split=split, sample_rows=None)).dataset
         return TargetSFTTrainer(
             model=self.student,
             args=self.args,
             train_dataset=self.data.dataset,
-            eval_dataset=self.eval_data.dataset if self.eval_data else None,
+            eval_dataset=held_out,
             processing_class=self.tokenizer,
             peft_config=get_peft_config(self.model),
             quantization_config=get_quantization_config(self.model),

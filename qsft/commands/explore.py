@@ -1,10 +1,7 @@
 """`qsft explore`: pictures of targets, tokens, alignment and runs, each one HTML file."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from qsft.recipe.subject import Subject
+from typing import Any
 
 EXAMPLES = """\
 examples:
@@ -77,8 +74,9 @@ def run_run(args: argparse.Namespace) -> None:
 def run_tokens(args: argparse.Namespace) -> None:
     """Write the token X-ray."""
     from qsft.explore.tokens import tokens_page, xray
+    from qsft.recipe.subject import subject_of
 
-    model, tokenizer, documents, target, teacher = _subject(args)
+    model, tokenizer, documents, target, teacher = subject_of(args)
     data = xray(model, tokenizer, documents, target, teacher, n=args.n)
     _write(args, tokens_page(data), data)
 
@@ -88,19 +86,13 @@ def run_alignment(args: argparse.Namespace) -> None:
     from qsft.explore.alignment import comparable_targets, measure_alignment
     from qsft.explore.heatmap import alignment_page
     from qsft.explore.sentences import in_words
+    from qsft.recipe.subject import subject_of
 
-    model, tokenizer, documents, target, teacher = _subject(args)
+    model, tokenizer, documents, target, teacher = subject_of(args)
     targets = comparable_targets(target)
     data = measure_alignment(model, tokenizer, documents, teacher, n=args.n, targets=targets, high=args.high)
     print("\n".join(f"- {sentence}" for sentence in in_words(data)))
     _write(args, alignment_page(data), data)
-
-
-def _subject(args: argparse.Namespace) -> "Subject":
-    from qsft.recipe.subject import subject_of
-
-    names = ("model", "teacher_cache", "dataset_path", "n", "seed")
-    return subject_of(args.recipe, args.overrides, args.target, **{name: getattr(args, name) for name in names})
 
 
 def _write(args: argparse.Namespace, text: str, data: Any = None) -> None:

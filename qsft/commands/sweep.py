@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     """Print the plan, then work through it."""
     from qsft.recipe.sweep_runs import make_sweep
 
-    sweep = make_sweep(args.recipe, args.grid, args.directory, args.overrides, args.eval, args.paper)
+    sweep = make_sweep(args)
     print(sweep.plan())
     if not args.dry_run:
         sweep.execute()

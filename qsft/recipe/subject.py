@@ -1,5 +1,6 @@
 """What a picture of `qsft explore` is made of: a recipe's model, documents and teacher, or a model and a cache."""
 
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,35 +25,25 @@ class Subject(NamedTuple):
     teacher: Any
 
 
-def subject_of(
-    recipe: str | None,
-    words: Sequence[str],
-    target: Sequence[str],
-    *,
-    model: str | None,
-    teacher_cache: str | None,
-    dataset_path: str | None,
-    n: int,
-    seed: int,
-) -> Subject:
-    """The subject that the options of `qsft explore` name; `words` replace keys of the recipe."""
-    if n < 1:
-        raise ValueError(f"--n {n}: at least one document is needed.")
-    asked = target_words(target)
-    if recipe is not None:
-        given = {"model_name_or_path": model, "teacher_cache": teacher_cache}
-        asked += [*words, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
+def subject_of(asked: Namespace) -> Subject:
+    """The subject that the options of `qsft explore` name; `overrides` replace keys of the recipe."""
+    if asked.n < 1:
+        raise ValueError(f"--n {asked.n}: at least one document is needed.")
+    words = target_words(asked.target)
+    if asked.recipe is not None:
+        given = {"model_name_or_path": asked.model, "teacher_cache": asked.teacher_cache}
+        words += [*asked.overrides, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
         # Prepared by the trainer as for training, of a random draw of its rows.
-        job = configure(read_recipe(recipe, asked)).sampled(n, seed)
+        job = configure(read_recipe(asked.recipe, words)).sampled(asked.n, asked.seed)
         trainer = job.trainer()
         known = (d for d in Documents(trainer.train_dataset) if trainer.cache is None or d in trainer.cache)
         return Subject(trainer.model, job.tokenizer, known, trainer.target, trainer.cache or trainer.live)
-    if model is None or teacher_cache is None:
+    if asked.model is None or asked.teacher_cache is None:
         raise ValueError("name a RECIPE, or give --model and --teacher_cache (and --dataset_path for your documents).")
-    if words:
-        raise ValueError(f"{words[0]} is a key of a recipe, but no RECIPE is named.")
-    documents = load_documents(dataset_path).shuffle(seed=seed) if dataset_path else None
-    return _subject_of_cache(model, teacher_cache, asked, documents)
+    if asked.overrides:
+        raise ValueError(f"{asked.overrides[0]} is a key of a recipe, but no RECIPE is named.")
+    documents = load_documents(asked.dataset_path).shuffle(seed=asked.seed) if asked.dataset_path else None
+    return _subject_of_cache(asked.model, asked.teacher_cache, words, documents)
 
 
 def _subject_of_cache(model: str, path: str, words: Sequence[str], documents: Any) -> Subject:

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +84,11 @@ def _points(target: str, axes: dict[str, list[Any]]) -> Iterator[Run]:
         yield run
 
 
-def make_sweep(
-    recipe: str, grid: Sequence[str], directory: str | None, train_words: list[str], eval_words: str, paper: str | None
-) -> "Sweep":
-    """The sweep that a command line describes; a wrong key is refused now, not in the third run."""
-    name = read_recipe(recipe, without_launcher(train_words)).name
-    place = Path(directory or f"sweeps/{name}")
-    return Sweep(recipe, expand_grid(grid), place, train_words, shlex.split(eval_words), paper)
+def make_sweep(asked: Namespace) -> "Sweep":
+    """The sweep that the options of `qsft sweep` describe; a wrong key is refused now, not in the third run."""
+    recipe = read_recipe(asked.recipe, without_launcher(asked.overrides))
+    place = Path(asked.directory or f"sweeps/{recipe.name}")
+    return Sweep(asked.recipe, expand_grid(asked.grid), place, asked.overrides, shlex.split(asked.eval), asked.paper)
 
 
 def without_launcher(words: list[str]) -> list[str]:

@@ -16,8 +16,7 @@ from qsft.targets.view import TopK
 from qsft.teacher.documents import Documents, Tokens, document_key, label_positions
 from qsft.teacher.encoding import Rows
 from qsft.teacher.identity import Identity, Vocabulary, refuse_other_tokenizer, refuse_small_head
-from qsft.teacher.manifest import read_manifest
-from qsft.teacher.remembered import is_complete, remember
+from qsft.teacher.manifest import is_complete, read_manifest, remember
 from qsft.teacher.shards import Shard, damaged, published
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from qsft.files import shown
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.identity import teacher_difference
 from qsft.teacher.source import TeacherSource
-from qsft.teacher.spot_check import CONFIDENCE, compare_with_teacher, sample_documents
-from qsft.teacher.verify import verify_cache
+from qsft.teacher.verify import CONFIDENCE, compare_with_teacher, sample_documents, verify_cache
 
 
 def describe(directory: str | Path) -> str:
@@ -37,9 +36,10 @@ def verify_files(directory: str | Path, *, drop: bool) -> tuple[bool, str]:
         found = f"{report.documents:,} documents, {report.label_tokens:,} label tokens, {report.bytes / 1e6:,.1f} MB"
         return True, f"{found}: all sound"
     lines = [f"- {why}" for why in report.problems.values()]
-    lines.append(f"{len(report.problems)} damaged files in {shown(report.path)}")
+    lines.append(f"{len(report.problems)} unsound files in {shown(report.path)}")
     if drop:
-        lines.append(f"removed them; {report.drop():,} documents are left. Build the cache again for the others.")
+        gone = f"removed {len(report.problems) - len(report.kept)}; {report.drop():,} documents are left"
+        lines.append(f"{gone}. Build the cache again for the others.")
     return False, "\n".join(lines)
 
 

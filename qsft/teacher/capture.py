@@ -1,29 +1,27 @@
 """Run a teacher over a tokenised data set and keep what it says: resumes, appends, divides over processes.
 
-Only documents that are not in the cache are computed. Processes (as torchrun and `accelerate launch` start them) share
-the batches of one plan and wait for each other by looking at published shards, never in a collective that could time
-out.
+Only documents that are not in the cache are computed.
 """
 
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 
 from qsft.files import NoSpace, make_directory, probe, publish
 from qsft.processes import is_main, rank, world_size
 from qsft.progress import Progress
-from qsft.targets.view import TopK
-from qsft.teacher.batches import Plan, plan_capture, ready_batches
+from qsft.teacher.batches import MEETING_SECONDS, Plan, plan_capture, ready_batches, require_shared, wait_for_others
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
-from qsft.teacher.encoding import row_bytes
+from qsft.teacher.encoding import Rows, row_bytes
 from qsft.teacher.identity import (
     VOCABULARY,
     Identity,
@@ -35,11 +33,10 @@ from qsft.teacher.identity import (
     shared_evidence,
     teacher_difference,
 )
-from qsft.teacher.live import check_teacher_head, concatenate, evaluating, input_device, top_rows
-from qsft.teacher.manifest import MANIFEST, create_manifest, recover_manifest, refresh_manifest
-from qsft.teacher.remembered import remember
+from qsft.teacher.live import check_teacher_head, evaluating, input_device, teacher_rows
+from qsft.teacher.manifest import MANIFEST, create_manifest, recover_manifest, refresh_manifest, remember
+from qsft.teacher.pace import Pace
 from qsft.teacher.shards import VERSION, published
-from qsft.teacher.sharing import MEETING_SECONDS, require_shared, wait_for_others
 from qsft.teacher.source import TeacherSource, dtype_name, head_rows
 from qsft.teacher.writer import Computed, ShardWriter
 
@@ -154,7 +151,7 @@ def _keep_vocabulary(path: Path, vocabulary: Vocabulary) -> None:
         publish(path / VOCABULARY, vocabulary.content, what=WHAT)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Capture:
     """The documents of a plan that a cache lacks, and the teacher to ask."""
 
@@ -163,61 +160,60 @@ class Capture:
     path: Path
     plan: Plan
     missing: np.ndarray
-    pieces: list[int] = field(default_factory=lambda: [1])  # parts a batch is computed in
+    pieces: int = 1  # that a batch is computed in
 
     def run(self, shard_bytes: int, progress: bool) -> None:
         """Compute and publish this process's batches."""
         self._require_space()
+        mine = [batch for batch in self.plan.batches[rank() :: world_size()] if self.missing[batch].any()]
+        total, show = sum(int(self.missing[batch].sum()) for batch in mine), progress and is_main()
+        pace = Pace(input_device(self.model), show)
         try:
-            with evaluating(self.model):
-                self._run(shard_bytes, progress)
+            with evaluating(self.model), Progress(f"{WHAT} {self.path}", total, "documents", show=show) as bar:
+                with ShardWriter(self.path, self.identity, shard_bytes, pace) as writer:
+                    self._compute(mine, writer, bar, pace)
+                bar.text += f"; {pace.split(bar.seconds)}"
+                pace.advise(bar.seconds, finished=True)
         except NoSpace as error:
             left = self._bytes_needed(self.plan.missing(TeacherCache(self.path)))
             raise NoSpace(f"{error} In all about {left / 1e6:,.1f} MB are still to be written.") from error
 
-    def _run(self, shard_bytes: int, progress: bool) -> None:
-        mine = [batch for batch in self.plan.batches[rank() :: world_size()] if self.missing[batch].any()]
-        total, tokens = sum(int(self.missing[batch].sum()) for batch in mine), 0
-        with (
-            Progress(f"teacher cache {self.path}", total, "documents", show=progress and is_main()) as bar,
-            ShardWriter(self.path, self.identity, shard_bytes) as writer,
-        ):
-            for number, (batch, documents, inputs) in enumerate(ready_batches(self.plan, mine)):
-                if number == 0:
-                    device = input_device(self.model)
-                    check_teacher_head(self.model, inputs["input_ids"].to(device), inputs["attention_mask"].to(device))
-                writer.put(self._compute(batch, documents, inputs))
-                wanted = batch[self.missing[batch]]
-                tokens += int(self.plan.labels[wanted].sum())
-                rate = f"{bar.per_second(tokens):,.0f} label tokens/s, {writer.bytes_written / 1e6:,.1f} MB"
-                bar.advance(len(wanted), rate)
+    def _compute(self, batches: list[np.ndarray], writer: ShardWriter, bar: Progress, pace: Pace) -> None:
+        """Batches through the teacher, a document per row: positions count from its first token."""
+        device, tokens = input_device(self.model), 0
+        for number, (batch, (documents, padded)) in enumerate(ready_batches(self.plan, batches, pace)):
+            inputs = {name: tensor.to(device) for name, tensor in padded.items()}
+            if number == 0:
+                check_teacher_head(self.model, **{name: inputs[name] for name in ("input_ids", "attention_mask")})
+            keys, wanted = [key.tobytes() for key in self.plan.keys[batch]], self.missing[batch]
+            counts = self.plan.labels[batch]
+            writer.put(Computed(self._rows(inputs), keys, documents, counts.tolist(), wanted.tolist()))
+            tokens += int(counts[wanted].sum())
+            rate = f"{bar.per_second(tokens):,.0f} label tokens/s, {writer.bytes_written / 1e6:,.1f} MB"
+            bar.advance(int(wanted.sum()), rate)
+            pace.advise(bar.seconds)
 
-    def _compute(self, batch: np.ndarray, documents: list[np.ndarray], inputs: dict[str, Tensor]) -> Computed:
-        """One batch through the teacher, a document per row: positions count from its first token."""
-        device = input_device(self.model)
-        rows = self._rows({name: tensor.to(device) for name, tensor in inputs.items()})
-        keys, counts = [key.tobytes() for key in self.plan.keys[batch]], self.plan.labels[batch].tolist()
-        return Computed(rows, keys, documents, counts, self.missing[batch].tolist())
-
-    def _rows(self, inputs: dict[str, Tensor]) -> TopK:
+    def _rows(self, inputs: dict[str, Tensor]) -> Rows:
         """The teacher's rows; a batch that does not fit the memory is computed in halves, as are those after it."""
         size, width = inputs["input_ids"].shape
         while True:
-            step = -(-size // self.pieces[0])
+            step = -(-size // self.pieces)
             parts = [{name: tensor[i : i + step] for name, tensor in inputs.items()} for i in range(0, size, step)]
             try:
-                return concatenate([top_rows(self.model, self.identity.k, **part) for part in parts])
-            except torch.OutOfMemoryError as error:
+                return Rows.of(*(teacher_rows(self.model, self.identity.k, **part) for part in parts))  # type: ignore[arg-type]
+            except RuntimeError as error:
+                if not isinstance(error, torch.OutOfMemoryError) and not should_reduce_batch_size(error):
+                    raise
                 if step == 1:
                     raise torch.OutOfMemoryError(
                         f"one document of {width} tokens does not fit the teacher's memory. Load it in bfloat16, "
                         "spread it with model_kwargs={'device_map': 'auto'}, or shorten max_length."
                     ) from error
-            self.pieces[0] *= 2
+            self.pieces *= 2
             torch.cuda.empty_cache()
             print(
                 f"the teacher ran out of memory with {step} documents of {width} tokens: batches are computed in "
-                f"{self.pieces[0]} parts from now on (batch_tokens sets their size).",
+                f"{self.pieces} parts from now on (batch_tokens sets their size).",
                 file=sys.stderr,
             )
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from qsft.targets.view import TopK
+
 LOWEST = -65504.0  # the smallest finite fp16: a log-prob below it stays a live slot
 LEVELS = 255
 # Cells (rows × k) that a decoder allocates at most: in all, and per byte beyond a harmless number of them.
@@ -38,6 +40,12 @@ class Rows(NamedTuple):
     logps: np.ndarray
     label_logp: np.ndarray
     log_tail: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, *parts: TopK) -> "Rows":
+        """The rows of a teacher on any device, one part after the other."""
+        columns = zip(*((part.ids, part.logps, part.label_logp, part.log_tail) for part in parts))
+        return cls(*(torch.cat(column).cpu().numpy() for column in columns))  # type: ignore[arg-type]
 
     def part(self, places: slice | np.ndarray) -> "Rows":
         """The rows at `places`."""

@@ -15,9 +15,9 @@ from qsft.losses.head import Head, base_causal_lm, label_states, output_head
 from qsft.losses.matmuls import Projection, tokens_per_chunk
 from qsft.targets.view import Full, TopK
 
-BLOCK = 64  # top_k looks at the maxima of blocks of this many logits first
+STRIPES = 16  # top_k looks at the maxima over this many logits first
 WIDENED_ROWS = 8192  # rows of a bf16 head that are float32 at a time on a CPU
-CHECKED_TOKENS = 16
+CHECKED_TOKENS = 8
 
 
 class LiveTeacher:
@@ -43,11 +43,12 @@ class LiveTeacher:
         position_ids: Int[Tensor, "B T"] | None = None,
     ) -> TopK | Full:
         """Rows for the positions t ≥ 1 with a label, flattened batch row after batch row."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         with evaluating(self.model), adapter_off(self.model) if self.base else nullcontext():
             if not self._checked:
-                check_teacher_head(self.model, input_ids, attention_mask, position_ids)
+                check_teacher_head(self.model, **inputs)
                 self._checked = True
-            return teacher_rows(self.model, input_ids, labels, attention_mask, position_ids, self.k)
+            return teacher_rows(self.model, self.k, **inputs, labels=labels)
 
 
 @contextmanager
@@ -68,63 +69,40 @@ def adapter_off(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 @torch.no_grad()
-def top_rows(model: nn.Module, k: int, **batch: Any) -> TopK:
-    """The teacher's k likeliest tokens at every label position of `batch` (see `predicting_states`), row after row.
+def teacher_rows(model: nn.Module, k: int | None, **batch: Any) -> TopK | Full:
+    """The teacher at every label position of `batch` (see `predicting_states`), row after row.
 
-    Log-probs are float32, normalised over the full vocabulary at temperature 1.
+    Its k likeliest tokens, or with k = None all of them; log-probs are float32, normalised over the full vocabulary at
+    temperature 1.
     """
     hidden, labels = predicting_states(model, **batch)
-    return concatenate([TopK(*_best(tile, labels[rows], k)) for rows, tile in logit_tiles(model, hidden)])
+    tiles = ((tile, labels[rows]) for rows, tile in logit_tiles(model, hidden))
+    if k is None:
+        return Full(*map(torch.cat, zip(*(_everything(*pair) for pair in tiles))))
+    return TopK(*map(torch.cat, zip(*(_best(*pair, k) for pair in tiles))))
 
 
 @torch.no_grad()
-def full_rows(model: nn.Module, **batch: Any) -> Full:
-    """The teacher's whole distribution at every label position of `batch`."""
-    hidden, labels = predicting_states(model, **batch)
-    columns = zip(*(_everything(tile, labels[rows]) for rows, tile in logit_tiles(model, hidden)))
-    return Full(*map(torch.cat, columns))
-
-
-def teacher_rows(
-    model: nn.Module,
-    input_ids: Int[Tensor, "B T"],
-    labels: Int[Tensor, "B T"],
-    attention_mask: Int[Tensor, "B T"] | None = None,
-    position_ids: Int[Tensor, "B T"] | None = None,
-    k: int | None = None,
-) -> TopK | Full:
-    """`top_rows`, or `full_rows` when k is None."""
-    batch = {"input_ids": input_ids, "labels": labels, "attention_mask": attention_mask, "position_ids": position_ids}
-    return full_rows(model, **batch) if k is None else top_rows(model, k, **batch)
-
-
-@torch.no_grad()
-def check_teacher_head(
-    model: nn.Module,
-    input_ids: Int[Tensor, "B T"],
-    attention_mask: Int[Tensor, "B T"] | None = None,
-    position_ids: Int[Tensor, "B T"] | None = None,
-) -> None:
+def check_teacher_head(model: nn.Module, **inputs: Tensor | None) -> None:
     """ValueError unless our rows are those of the model's own logits, on the first tokens of the batch's first row.
 
     Architectures scale, cap or transform their logits in their own ways; a teacher whose way is not known would give
-    wrong rows silently. Products of bf16 and fp16 models are rounded in their own logits, not in ours.
+    wrong rows silently.
     """
-    given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-    few = {name: value[:1, :CHECKED_TOKENS] for name, value in given.items() if value is not None}
+    few = {name: value[:1, :CHECKED_TOKENS] for name, value in inputs.items() if value is not None}
     if few["input_ids"].shape[1] < 2:
         return
-    with torch.autocast(input_ids.device.type, enabled=False):  # it would round the model's own product, not ours
-        logits = own_logits(model, few)
-        ours = full_rows(model, **few, labels=few["input_ids"]).logps
-    own = logits[:-1].log_softmax(dim=-1).to(ours.device)
-    if own.shape == ours.shape and _relative_gap(own, ours) <= 1e-3 + _rounding(model, logits[:-1]):
-        return
-    raise ValueError(
-        f"qsft does not know how {type(base_causal_lm(model)).__name__} turns hidden states into logits: its own "
-        "logits differ from the product of its last states and its head. Such a teacher would give wrong rows, so it "
-        "is refused; report the model and the version of transformers."
-    )
+    with torch.autocast(
+        few["input_ids"].device.type, enabled=False
+    ):  # it would round the model's own product, not ours
+        ours: Any = teacher_rows(model, None, **few, labels=few["input_ids"])
+        logits = own_logits(model, few)[:-1].to(ours.logps.device)
+    if not _agree(logits, ours.logps, torch.finfo(next(model.parameters()).dtype).eps):
+        raise ValueError(
+            f"qsft does not know how {type(base_causal_lm(model)).__name__} turns hidden states into logits: its own "
+            "logits differ from the product of its last states and its head. Such a teacher would give wrong rows, so "
+            "it is refused; report the model and the version of transformers."
+        )
 
 
 def own_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Float[Tensor, "T V"]:
@@ -133,27 +111,18 @@ def own_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Float[Tensor, "T 
     return outputs.logits[0].float()  # type: ignore[no-any-return]
 
 
-def _relative_gap(own: Float[Tensor, "n V"], ours: Float[Tensor, "n V"]) -> float:
-    """The distance of two sets of log-probs, relative to how much they vary over the vocabulary."""
-    possible = own > -torch.inf
-    if not torch.equal(possible, ours > -torch.inf):
-        return float("inf")
-    spread = torch.where(possible, own - own.masked_fill(~possible, 0.0).mean(dim=-1, keepdim=True), 0.0)
-    return float(torch.where(possible, own - ours, 0.0).norm() / spread.norm().clamp(min=1e-12))
+def _agree(logits: Float[Tensor, "n V"], logps: Float[Tensor, "n W"], epsilon: float) -> bool:
+    """Whether `logps` are those of `logits`, up to 1e-3 of how much these vary over the vocabulary.
 
-
-def _rounding(model: nn.Module, logits: Float[Tensor, "n V"]) -> float:
-    """How far rounding to the model's dtype may move its logits, in the unit of `_relative_gap`."""
-    epsilon = torch.finfo(next(model.parameters()).dtype).eps
-    possible = torch.where(logits > -torch.inf, logits, 0.0)
-    spread = (possible - possible.mean(dim=-1, keepdim=True)).norm().clamp(min=1e-12)
-    return float(4 * epsilon * possible.norm() / spread)
-
-
-def concatenate(parts: list[TopK]) -> TopK:
-    """The rows of all parts, one after the other."""
-    columns = zip(*((part.ids, part.logps, part.label_logp, part.log_tail) for part in parts))
-    return TopK(*map(torch.cat, columns))  # type: ignore[arg-type]
+    bf16 and fp16 models round their own logits (by `epsilon`), not ours: so much more may differ.
+    """
+    possible = logits > -torch.inf
+    if logits.shape != logps.shape or not torch.equal(possible, logps > -torch.inf):
+        return False
+    gap = torch.where(possible, logits.log_softmax(dim=-1) - logps, 0.0).norm()
+    logits = torch.where(possible, logits, 0.0)
+    spread = (logits - logits.mean(dim=-1, keepdim=True)).norm()
+    return bool(gap <= 1e-3 * spread + 4 * epsilon * logits.norm())
 
 
 def predicting_states(
@@ -207,20 +176,20 @@ def _project(project: Projection, states: Tensor, head: Head, out: Float[Tensor,
 def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
     """The k largest logits and their ids, as `torch.topk`, in a fraction of its time for a large vocabulary.
 
-    The k largest lie in the k blocks with the largest maxima: only those are sorted, and the few that fill no block.
+    Laid out in STRIPES lines, the k largest lie in the k columns with the largest maxima, found in the same way: only
+    those are sorted, and the few logits beyond the last whole column.
     """
     n, size = logits.shape
-    body = size // BLOCK * BLOCK
-    if size < 4 * k * BLOCK:
+    if size < 4 * k * STRIPES:
         plain = logits.topk(k, dim=-1)
         return plain.values, plain.indices
-    blocks = logits[:, :body].view(n, -1, BLOCK)
-    chosen = blocks.amax(dim=-1).topk(k, dim=-1).indices
-    candidates = blocks[torch.arange(n, device=logits.device)[:, None], chosen].view(n, -1)
-    best = torch.cat([candidates, logits[:, body:]], dim=1).topk(k, dim=-1)
-    block, within = best.indices // BLOCK, best.indices % BLOCK
-    inside = chosen.gather(1, block.clamp(max=k - 1)) * BLOCK + within
-    return best.values, torch.where(block < k, inside, best.indices - k * BLOCK + body)
+    width = size // STRIPES
+    body = width * STRIPES
+    _, columns = top_k(logits[:, :body].view(n, STRIPES, width).amax(dim=1), k)
+    ids = (columns[:, :, None] + torch.arange(0, body, width, device=logits.device)).view(n, -1)
+    ids = torch.cat([ids, torch.arange(body, size, device=logits.device).expand(n, -1)], dim=1)
+    best = logits.gather(1, ids).topk(k, dim=-1)
+    return best.values, ids.gather(1, best.indices)
 
 
 def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

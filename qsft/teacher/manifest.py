@@ -1,12 +1,19 @@
-"""manifest.json: what a cache is, for people and for programs.
+"""The files that describe a cache: manifest.json, what it is; complete.json, which data sets were found whole in it.
 
-Its last line is the digest of everything above it, and its bytes are the only way to write its content: any flipped
-byte shows. The shards listed here are the ones of the last finished capture; what a running or killed capture has
+The manifest's last line is the digest of everything above it, and its bytes are the only way to write its content: any
+flipped byte shows. The shards listed are the ones of the last finished capture; what a running or killed capture has
 published since is read as well, because shards describe themselves.
+
+A start looks every document up once. What it found is remembered in complete.json under the data's digest, with the
+shards it was found in: while they are there, the next start costs no pass over the data. The digest itself is
+remembered under a stamp of the files that hold the data. The file can be lost, cut or edited at any time: what it does
+not say is looked up again.
 """
 
 import json
 import platform
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
@@ -14,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from qsft.files import publish
-from qsft.fingerprints import digest
+from qsft.fingerprints import digest, digest_json
+from qsft.processes import is_main
+from qsft.teacher.documents import Documents
 from qsft.teacher.identity import Identity
 from qsft.teacher.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, damaged, published
 
-MANIFEST = "manifest.json"
+MANIFEST, REMEMBERED = "manifest.json", "complete.json"
 FORMAT = "qsft teacher cache"
-LARGEST_BYTES = 64 << 20
+LARGEST_BYTES, MOST_ENTRIES = 64 << 20, 64
 LIBRARIES = ("qsft", "torch", "transformers", "numpy", "safetensors")
 LOST_MANIFEST = (
     "The shards are intact and describe themselves: move the file away and rerun `qsft cache build`, "
@@ -160,3 +169,48 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+# ---- complete.json ----
+
+
+def is_complete(directory: Path, documents: Documents, shards: Collection[str]) -> bool:
+    """Whether an earlier start found every document of `documents` in `shards`, the ones that are there now."""
+    memory = _recall(directory)
+    digest = memory["stamps"].get(documents.stamp) if documents.stamp else None
+    entry = memory["complete"].get(digest or documents.digest) if memory["complete"] else None
+    needed = entry.get("shards") if isinstance(entry, dict) else None
+    return isinstance(needed, list) and set(shards).issuperset(map(str, needed))
+
+
+def remember(directory: Path, documents: Documents, shards: Collection[str]) -> None:
+    """Note that `documents` are complete in `shards`; a directory that cannot be written is left as it is."""
+    if not is_main():
+        return
+    memory = _recall(directory)
+    memory["complete"][documents.digest] = {"documents": len(documents), "shards": sorted(shards)}
+    if documents.stamp:
+        memory["stamps"][documents.stamp] = documents.digest
+    newest = {name: dict(list(entries.items())[-MOST_ENTRIES:]) for name, entries in memory.items()}
+    with suppress(OSError):  # read-only, or full: the next start looks again
+        publish(directory / REMEMBERED, _remembered(newest), what="the teacher cache")
+
+
+def is_damaged(directory: Path) -> bool:
+    """Whether the file is there and not as it was written; it is then ignored."""
+    return (directory / REMEMBERED).is_file() and not any(_recall(directory).values())
+
+
+def _recall(directory: Path) -> dict[str, dict[str, Any]]:
+    try:
+        raw = (directory / REMEMBERED).read_bytes() if (directory / REMEMBERED).is_file() else b""
+        content = {name: dict(json.loads(raw)[name]) for name in ("complete", "stamps")}
+        if _remembered(content) == raw:
+            return content
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    return {name: {} for name in ("complete", "stamps")}
+
+
+def _remembered(content: dict[str, dict[str, Any]]) -> bytes:
+    return json.dumps({**content, "checksum": digest_json(content)}, indent=1).encode() + b"\n"

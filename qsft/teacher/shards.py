@@ -36,13 +36,17 @@ FEWEST_SAMPLES, MOST_SAMPLES, SAMPLE_SHARE = 8, 64, 0.01
 class DamagedShard(ValueError):
     """A shard whose bytes are not those that were published."""
 
+    why = ""
+
 
 def damaged(path: Path, why: str) -> DamagedShard:
     """The error that names the shard and the commands that rebuild it alone."""
-    return DamagedShard(
+    error = DamagedShard(
         f"shard {path.name} of the teacher cache {path.parent} is damaged: {why}. Run `qsft cache verify "
         f"{path.parent} --drop` to remove it, then the same `qsft cache build`: only what is lost is computed."
     )
+    error.why = why
+    return error
 
 
 @dataclass

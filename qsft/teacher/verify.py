@@ -1,27 +1,52 @@
-"""Is a cache what was written? Every checksum and every bound of every file, and what to drop when not."""
+"""Is a cache what was written, and does it say what its teacher says?
 
-from collections.abc import Iterator
+`verify_cache` reads every checksum and bound of every file. `compare_with_teacher` computes sampled documents again by
+the model's own forward, not by the projection that made the cache, and compares them with the cached rows at shifts
+−1, 0 and +1: in a sound cache the shift 0 has no KL to speak of and the others do; an off-by-one shows as a table.
+Every document counts by itself: a few stale ones must not drown in a mean.
+"""
+
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
 from qsft.fingerprints import digest, file_digest
-from qsft.teacher.documents import document_key
+from qsft.targets.view import TopK
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.documents import document_key, label_positions
 from qsft.teacher.identity import VOCABULARY, Identity
-from qsft.teacher.manifest import MANIFEST, Manifest, read_manifest, recover_manifest, refresh_manifest
-from qsft.teacher.remembered import REMEMBERED, is_damaged
+from qsft.teacher.live import evaluating, input_device, own_logits
+from qsft.teacher.manifest import (
+    MANIFEST,
+    REMEMBERED,
+    Manifest,
+    is_damaged,
+    read_manifest,
+    recover_manifest,
+    refresh_manifest,
+)
 from qsft.teacher.shards import DamagedShard, Shard, damaged, published
 
+SHIFTS = (-1, 0, 1)
+CONFIDENCE = 0.95
+Sampled = tuple[np.ndarray, np.ndarray]  # input_ids and labels of a document
 
-class ForeignShard(ValueError):
-    """A shard that is sound in itself, but not of the capture that the manifest describes."""
+
+class WrittenSo(ValueError):
+    """A shard that cannot be used though its bytes are the ones that were written: not damage, so never removed."""
 
 
 @dataclass
 class Verification:
     """What was read and what is wrong with it: {file: why}, empty when the cache is sound.
 
-    `foreign` names the problems that are not damage: shards whose bytes are right. They are never removed.
+    `kept` names the shards among them whose bytes are as written: they are never removed.
     """
 
     path: Path
@@ -29,7 +54,7 @@ class Verification:
     label_tokens: int = 0
     bytes: int = 0
     problems: dict[str, str] = field(default_factory=dict)
-    foreign: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
 
     @property
     def ok(self) -> bool:
@@ -37,38 +62,39 @@ class Verification:
         return not self.problems
 
     def drop(self) -> int:
-        """Remove the damaged files and bring the manifest up to date; how many documents are still there.
+        """Remove the damaged files and bring the manifest up to date; how many sound documents are still there.
 
         Building the cache again computes what the removed shards held, and nothing else.
         """
-        for name in set(self.problems) - self.foreign:
+        for name in set(self.problems) - self.kept:
             path = self.path / name
             with suppress(OSError):  # a directory that is not empty is not ours to remove
                 path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
-        left = [path for path in published(self.path) if path.is_file()]
-        if len(left) == len(published(self.path)) and not self.foreign:
+        if not self.kept and all(path.is_file() for path in published(self.path)):
             recover_manifest(self.path)
             if (self.path / MANIFEST).is_file():
                 refresh_manifest(self.path)
-        return sum(len(Shard(path)) for path in left)
+        return self.documents
 
 
 def verify_cache(path: str | Path) -> Verification:
     """Read every byte of a cache and compare it with its checksums; a cache that cannot be opened is read too."""
     report = Verification(Path(path))
     manifest = _manifest(report)
-    for shard in published(report.path):
-        report.bytes += shard.stat().st_size
+    for path in published(report.path):
+        report.bytes += path.stat().st_size
         try:
-            documents, rows = _check_shard(shard, manifest)
-            report.documents += documents
-            report.label_tokens += rows
-        except ForeignShard as error:
-            report.foreign.add(shard.name)
-            report.problems[shard.name] = str(error)
-        except DamagedShard as error:
-            report.problems[shard.name] = str(error)
-    _check_sizes(report, manifest)
+            shard = _sound_shard(path, manifest)
+            report.documents += len(shard)
+            report.label_tokens += int(shard.rows.sum())
+        except (WrittenSo, DamagedShard) as error:
+            report.problems[path.name] = str(error)
+            if isinstance(error, WrittenSo):
+                report.kept.add(path.name)
+    for name, entry in manifest.shards.items() if manifest is not None else ():
+        # A listed size that is not the size of a sound shard is the manifest's fault; it can be written anew.
+        if name not in report.problems and (report.path / name).stat().st_size != entry["bytes"]:
+            report.problems[MANIFEST] = f"{report.path / MANIFEST} states a wrong size of {name}, which is sound."
     return report
 
 
@@ -92,42 +118,116 @@ def _manifest(report: Verification) -> Manifest | None:
     return manifest
 
 
-def _check_sizes(report: Verification, manifest: Manifest | None) -> None:
-    """A listed size that is not the size of a sound shard is the manifest's fault; it can be written anew."""
-    for name, entry in manifest.shards.items() if manifest is not None else ():
-        if name not in report.problems and (report.path / name).stat().st_size != entry["bytes"]:
-            report.problems[MANIFEST] = f"{report.path / MANIFEST} states a wrong size of {name}, which is sound."
-
-
-def _check_shard(path: Path, manifest: Manifest | None) -> tuple[int, int]:
-    """Documents and rows of a sound shard; DamagedShard or ForeignShard for any other."""
+def _sound_shard(path: Path, manifest: Manifest | None) -> Shard:
+    """A shard of which every document can be read; DamagedShard or WrittenSo for any other."""
     if not path.is_file():
         raise damaged(path, "it is not a regular file")
     if file_digest(path) != path.stem:
         raise damaged(path, "its bytes do not have the digest that is its name")
-    shard = Shard(path)
+    name = f"shard {path.name} of the teacher cache {path.parent}"
     try:
+        shard = Shard(path)
         identity = Identity.read(shard.identity)
+        codec = identity.codec(shard.version)
+        shard.check_sizes(codec)
+        for document in range(len(shard)):
+            shard.read(document, codec)
+        _check_samples(shard)
     except ValueError as error:
-        raise damaged(path, str(error)) from error
-    codec = identity.codec(shard.version)
-    shard.check_sizes(codec)
-    for document in range(len(shard)):
-        shard.read(document, codec)
-    for why in _wrong_samples(shard):
-        raise damaged(path, why)
+        raise WrittenSo(
+            f"{name} has the digest that is its name, so these bytes were written so, but not by a capture: "
+            f"{getattr(error, 'why', error)}. No rebuild could bring it back, so --drop leaves it: see who wrote it, "
+            "move it away, then rerun the same `qsft cache build`, which computes its documents anew."
+        ) from error
     if manifest is not None and (shard.version, identity) != (manifest.version, manifest.identity):
-        raise ForeignShard(
-            f"shard {path.name} of the teacher cache {path.parent} is sound, but {MANIFEST} describes another capture "
+        raise WrittenSo(
+            f"{name} is sound, but {MANIFEST} describes another capture "
             "(teacher, k, encoding or version). One of the two is out of place, so --drop removes neither: move the "
             f"shard to the cache it came from, or {MANIFEST} away, which is then written anew from the shards."
         )
-    return len(shard), int(shard.rows.sum())
+    return shard
 
 
-def _wrong_samples(shard: Shard) -> Iterator[str]:
+def _check_samples(shard: Shard) -> None:
     """A document kept whole must be one of the shard's own."""
     keys = {key.tobytes() for key in shard.keys}
-    for place, (input_ids, labels) in enumerate(shard.sample()):
-        if document_key(input_ids, labels) not in keys:
-            yield f"its sample document {place} is none of its documents"
+    for place, document in enumerate(shard.sample()):
+        if document_key(*document) not in keys:
+            raise damaged(shard.path, f"its sample document {place} is none of its documents")
+
+
+# ---- against the teacher ----
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Cached rows against the live teacher `shift` positions later: mean KL(cached ‖ live), share of equal top-1."""
+
+    shift: int
+    kl: float
+    top1: float
+    label_tokens: int
+
+
+@dataclass(frozen=True)
+class SpotCheck:
+    """One Agreement per shift, and the mean KL of every sampled document at shift 0."""
+
+    table: list[Agreement]
+    document_kl: list[float]
+
+    def differing(self, tolerance: float) -> int:
+        """How many of the sampled documents are not the teacher's own."""
+        return sum(not kl <= tolerance for kl in self.document_kl)
+
+    def is_aligned(self, tolerance: float) -> bool:
+        """Whether every sampled document is the teacher's own, and nearer to it at shift 0 than at any other."""
+        own = next(row for row in self.table if row.shift == 0)
+        others = [row.kl for row in self.table if row.shift != 0 and row.label_tokens]
+        return not self.differing(tolerance) and all(own.kl < kl for kl in others)
+
+    @property
+    def undetected_share(self) -> float:
+        """The share of wrong documents that a sample of this size would have missed with probability 1 − CONFIDENCE."""
+        return 1.0 if not self.document_kl else 1 - (1 - CONFIDENCE) ** (1 / len(self.document_kl))
+
+
+def sample_documents(cache: TeacherCache, count: int, seed: int = 0) -> list[Sampled]:
+    """Up to `count` random documents of those the cache keeps whole, from as many shards as possible."""
+    rng = np.random.default_rng(seed)
+    shards = [shard.sample() for shard in cache.shards]
+    drawn = [[shards[i][j] for j in rng.permutation(len(shards[i]))] for i in rng.permutation(len(shards))]
+    in_turn = (document for document in chain.from_iterable(zip_longest(*drawn)) if document is not None)
+    return [document for document, _ in zip(in_turn, range(count))]
+
+
+@torch.no_grad()
+def compare_with_teacher(cache: TeacherCache, model: nn.Module, documents: Sequence[Sampled]) -> SpotCheck:
+    """The cached rows of `documents` against the model's own logits, over label positions that exist when shifted."""
+    found: dict[int, list[tuple[Tensor, Tensor]]] = {shift: [] for shift in SHIFTS}
+    for input_ids, labels in documents:
+        cached, positions = cache.lookup(input_ids, labels), label_positions(labels)
+        tokens = torch.from_numpy(input_ids.astype(np.int64))[None].to(input_device(model))
+        with evaluating(model):
+            logits = own_logits(model, {"input_ids": tokens}).cpu()
+        for shift in SHIFTS:
+            inside = (positions + shift >= 1) & (positions + shift < len(input_ids))
+            predicting = torch.from_numpy(positions[inside] + shift - 1)
+            found[shift].append(_compare(logits[predicting].log_softmax(dim=-1), cached[torch.from_numpy(inside)]))
+    document_kl = [float(kl.mean()) for kl, _ in found[0]]
+    return SpotCheck([_agreement(shift, *map(torch.cat, zip(*pairs))) for shift, pairs in found.items()], document_kl)
+
+
+def _compare(logps: Tensor, cached: TopK) -> tuple[Tensor, Tensor]:
+    """Per row the KL, with everything outside the slots as one more outcome, and whether the top-1 is the same."""
+    slots = cached.to(logps.device, torch.float64)
+    live = logps.double().gather(-1, slots.ids)
+    mass, live_mass = slots.logps.exp(), torch.where(slots.live, live.exp(), 0.0)
+    inside = torch.where(slots.live, mass * (slots.logps - live), 0.0).sum(dim=-1)
+    tail, live_tail = ((1 - m.sum(dim=-1)).clamp(min=1e-9) for m in (mass, live_mass))
+    return inside + tail * (tail / live_tail).log(), logps.argmax(dim=-1) == slots.ids[:, 0]
+
+
+def _agreement(shift: int, kl: Tensor, same: Tensor) -> Agreement:
+    count = max(len(kl), 1)
+    return Agreement(shift, float(kl.sum()) / count, float(same.sum()) / count, len(kl))

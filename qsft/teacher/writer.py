@@ -3,25 +3,25 @@
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from qsft.targets.view import TopK
 from qsft.teacher.encoding import Rows, truncate
 from qsft.teacher.identity import Identity
+from qsft.teacher.pace import WRITES, Pace
 from qsft.teacher.shards import VERSION, Draft, Facts
 
 WAITING_BATCHES = 4  # computed, not yet encoded
 SHARD_SECONDS = 60.0  # a shard is published at least this often: what a kill costs, and how ranks see each other
 
 
-@dataclass(frozen=True)
-class Computed:
+class Computed(NamedTuple):
     """A batch as the teacher returned it: its rows, and per document the key, tokens, row count, whether to keep it."""
 
-    rows: TopK  # still on the teacher's device
+    rows: Rows
     keys: list[bytes]
     tokens: list[np.ndarray]
     counts: list[int]
@@ -31,9 +31,9 @@ class Computed:
 class ShardWriter:
     """Takes computed batches, leaves published shards. Its errors come out of the next `put` or at the end."""
 
-    def __init__(self, directory: Path, identity: Identity, shard_bytes: int) -> None:
+    def __init__(self, directory: Path, identity: Identity, shard_bytes: int, pace: Pace) -> None:
         self.bytes_written = 0
-        self._directory, self._identity, self._shard_bytes = directory, identity, shard_bytes
+        self._directory, self._identity, self._shard_bytes, self._pace = directory, identity, shard_bytes, pace
         self._codec, self._draft, self._since = identity.codec(VERSION), Draft(), time.monotonic()
         self._queue: queue.Queue[Computed | None] = queue.Queue(WAITING_BATCHES)
         self._error: BaseException | None = None
@@ -45,8 +45,9 @@ class ShardWriter:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         """Publish what is left, also after an error of the capture: finished rows are never thrown away."""
-        self._queue.put(None)
-        self._thread.join()
+        with self._pace.waiting(WRITES):
+            self._queue.put(None)
+            self._thread.join()
         if self._error is not None and error is None:
             raise self._error
 
@@ -54,7 +55,8 @@ class ShardWriter:
         """Hand over a batch; blocks while too many wait."""
         if self._error is not None:
             raise self._error
-        self._queue.put(batch)
+        with self._pace.waiting(WRITES):
+            self._queue.put(batch)
 
     def _run(self) -> None:
         while (batch := self._queue.get()) is not None:
@@ -62,21 +64,18 @@ class ShardWriter:
                 self._guard(self._add, batch)
         self._guard(self._publish)
 
-    def _guard(self, step: object, *args: object) -> None:
+    def _guard(self, step: Callable[..., None], *args: Computed) -> None:
         try:
-            step(*args)  # type: ignore[operator]
+            step(*args)
         except Exception as error:  # carried to the thread that computes
             self._error = self._error or error
 
     def _add(self, batch: Computed) -> None:
-        taken = (batch.rows.ids, batch.rows.logps, batch.rows.label_logp, batch.rows.log_tail)
-        rows = Rows(*(column.cpu().numpy() for column in taken))  # type: ignore[union-attr]
-        refuse_nan(rows)
-        ends = np.cumsum(batch.counts)
+        refuse_nan(batch.rows)
+        first, ends = batch.wanted.index(True), np.cumsum(batch.counts)
         for i, (key, tokens, count) in enumerate(zip(batch.keys, batch.tokens, batch.counts)):
             if batch.wanted[i]:
-                document = rows.part(slice(ends[i] - count, ends[i]))
-                self._encode(key, tokens, document, compare=i == batch.wanted.index(True))
+                self._encode(key, tokens, batch.rows.part(slice(ends[i] - count, ends[i])), compare=i == first)
         full = self._draft.facts.payload_bytes >= self._shard_bytes
         if full or time.monotonic() - self._since > SHARD_SECONDS:
             self._publish()

@@ -1,8 +1,10 @@
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from qsft.teacher import pace
 from qsft.teacher.batches import plan_batches, plan_capture
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
@@ -227,7 +230,7 @@ def test_every_value_of_a_model_in_memory_counts(build, documents, tiny_model):
 def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, content, monkeypatch, capsys):
     from qsft.teacher import capture
 
-    data, rows, sizes = documents(40), capture.top_rows, []
+    data, rows, sizes = documents(40), capture.teacher_rows, []
 
     def small_memory(model, k, **batch):
         sizes.append(len(batch["input_ids"]))
@@ -235,15 +238,39 @@ def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, 
             raise torch.OutOfMemoryError("CUDA out of memory")
         return rows(model, k, **batch)
 
-    monkeypatch.setattr(capture, "top_rows", small_memory)
+    monkeypatch.setattr(capture, "teacher_rows", small_memory)
     halved = build(data, "halved")
     assert "ran out of memory" in capsys.readouterr().err
     assert halved.missing(data) == []
     assert max(sizes[-5:]) <= 3  # it does not try the large batch again and again
-    monkeypatch.setattr(capture, "top_rows", rows)
+    monkeypatch.setattr(capture, "teacher_rows", rows)
     whole = build(data, "whole")
     for document in data:
         torch.testing.assert_close(halved.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=0)
+
+
+def test_a_real_shortage_of_memory_halves_the_batch_too(build, documents, tiny_model, fork, tmp_path, capfd):
+    """The child may map 300 MB more; the logits of its first batch take about 480, those of half of it fit."""
+    data, model = documents(600, longest=24), tiny_model(vocab_size=20_000)
+
+    def capture():
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + (300 << 20), resource.RLIM_INFINITY))
+        build(data, "halved", teacher=model, batch_tokens=1 << 20)
+
+    assert os.waitpid(fork(capture), 0)[1] == 0, capfd.readouterr().err
+    assert re.search(r"ran out of memory with \d+ documents.*in [24] parts from now on", capfd.readouterr().err)
+    halved, whole = TeacherCache(tmp_path / "halved"), build(data, "whole", teacher=model, batch_tokens=1 << 20)
+    assert halved.missing(data) == []
+    for document in data[:50]:
+        torch.testing.assert_close(halved.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=0)
+
+
+def test_an_error_that_is_no_shortage_of_memory_is_not_hidden(build, documents, tiny_model):
+    model = tiny_model()
+    model.model.layers[1].forward = lambda *args, **kwargs: torch.zeros(2) @ torch.zeros(3)
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        build(documents(3), teacher=model)
 
 
 def test_one_document_that_does_not_fit_says_what_to_do(build, documents, monkeypatch):
@@ -252,7 +279,7 @@ def test_one_document_that_does_not_fit_says_what_to_do(build, documents, monkey
     def no_memory(*args, **batch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(capture, "top_rows", no_memory)
+    monkeypatch.setattr(capture, "teacher_rows", no_memory)
     with pytest.raises(torch.OutOfMemoryError, match=r"one document of \d+ tokens does not fit"):
         build(documents(5))
 
@@ -414,7 +441,51 @@ def test_temporary_files_of_a_killed_capture_are_ignored_and_tidied(build, docum
 def test_progress_says_documents_rate_and_bytes_in_plain_lines(build, documents, capsys):
     build(documents(20), progress=True)
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.search(r"\d+/\d+ documents, [\d,]+ label tokens/s, [\d.,]+ MB, \d+:\d\d in all", line)
+    where = r"\d+% of the time the teacher's own, \d+% waiting for data, \d+% waiting for writes"
+    assert re.search(rf"\d+/\d+ documents, [\d,]+ label tokens/s, [\d.,]+ MB; {where}, \d+:\d\d in all", line)
+
+
+class SlowDisk(Documents):
+    def tokens(self, index):
+        time.sleep(0.01)
+        return super().tokens(index)
+
+
+def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, capsys, monkeypatch):
+    monkeypatch.setattr(pace, "FIRST_LOOK", 0.2)
+    build(SlowDisk(documents(60)), progress=True)
+    told = re.findall(
+        r"slow capture: (\d+)% of the time is waiting for data. Keep the prepared", capsys.readouterr().err
+    )
+    assert len(told) == 2  # once soon after the start, once at the end
+    assert all(int(share) > 33 for share in told)
+
+
+def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, capsys, monkeypatch):
+    monkeypatch.setattr(pace, "FIRST_LOOK", 0.2)
+    monkeypatch.setattr("qsft.files.os.fsync", lambda handle: time.sleep(0.2))
+    build(documents(60), progress=True, shard_bytes=1)
+    assert re.search(
+        r"\d+% of the time is waiting for writes. Put the cache .* on a faster disk", capsys.readouterr().err
+    )
+    assert build(documents(60)).verify().ok
+
+
+def test_advice_follows_from_where_the_time_goes(build, documents, capsys, monkeypatch):
+    cpu, gpu = pace.Pace(torch.device("cpu")), pace.Pace(torch.device("cuda"))
+    assert "computes on a CPU" in cpu.advice(100)[0]
+    for used, words in ((0.1, "10% of its GPU's memory. Raise teacher_batch_tokens"), (0.8, "")):
+        monkeypatch.setattr(pace, "memory_share", lambda device, used=used: used)
+        assert words in " ".join(gpu.advice(100))
+        assert bool(gpu.advice(100)) == bool(words)
+    gpu.waited |= {"data": 40.0, "writes": 50.0}
+    assert [line[:30] for line in gpu.advice(100)] == [
+        "50% of the time is waiting for",
+        "40% of the time is waiting for",
+    ]
+    assert gpu.split(100) == "10% of the time the teacher's own, 40% waiting for data, 50% waiting for writes"
+    build(documents(5), progress=True)
+    assert "slow capture" not in capsys.readouterr().err  # shorter than a minute
 
 
 def test_dropout_is_off_while_a_model_in_training_teaches(build, documents, content, tiny_model):

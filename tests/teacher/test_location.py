@@ -1,10 +1,11 @@
 import json
+import os
 
 import pytest
 
+from qsft.teacher.batches import require_shared
 from qsft.teacher.capture import build_cache
 from qsft.teacher.location import cache_home, default_cache
-from qsft.teacher.sharing import require_shared
 from qsft.teacher.source import TeacherSource
 
 WHERE = {"k": 8, "encoding": "exact"}
@@ -71,3 +72,24 @@ def test_a_node_that_sees_another_directory_is_refused_at_the_start(tmp_path, mo
     monkeypatch.setenv("MASTER_PORT", "2")  # what an earlier launch left says nothing
     with pytest.raises(ValueError, match="does not see"):
         require_shared(here, patience=0)
+
+
+def test_a_capture_on_nodes_that_share_no_directory_is_refused_on_each(tmp_path, documents, tiny_model, build, fork):
+    """Two processes of one launch, each with a directory of its own: nobody waits for ever, nothing is mixed."""
+    data, model = documents(30), tiny_model()
+
+    def node(rank):
+        def work():
+            try:
+                build(data, f"node{rank}", teacher=model, patience=1.0)
+            except ValueError as error:
+                (tmp_path / f"{rank}.txt").write_text(str(error))
+
+        return fork(work, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="node0", MASTER_PORT="7")
+
+    assert [os.waitpid(child, 0)[1] for child in [node(0), node(1)]] == [0, 0]
+    assert "did not come from the other processes" in (tmp_path / "0.txt").read_text()
+    assert "process 1 does not see in" in (tmp_path / "1.txt").read_text()
+    assert all("on a file system they share" in (tmp_path / f"{rank}.txt").read_text() for rank in (0, 1))
+    assert not list((tmp_path / "node1").glob("*.safetensors"))  # refused before its teacher ran
+    assert build(data, "node0", teacher=model).missing(data) == []  # the first one's half is kept

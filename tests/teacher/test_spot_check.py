@@ -2,7 +2,7 @@ import pytest
 
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import document_key
-from qsft.teacher.spot_check import compare_with_teacher, sample_documents
+from qsft.teacher.verify import compare_with_teacher, sample_documents
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
@@ -25,13 +25,13 @@ def test_a_sound_cache_is_the_teacher_at_shift_zero_only(build, documents, tiny_
 def test_an_off_by_one_shows(tmp_path, documents, tiny_model, tiny_tokenizer, monkeypatch, off_by):
     from qsft.teacher import capture as module
 
-    rows = module.top_rows
+    rows = module.teacher_rows
 
     def shifted(model, k, input_ids, **batch):
         # The state that predicts token t is taken from one position before or after.
         return rows(model, k, input_ids=input_ids.roll(off_by, dims=1), **batch)
 
-    monkeypatch.setattr(module, "top_rows", shifted)
+    monkeypatch.setattr(module, "teacher_rows", shifted)
     cache = build_cache(
         documents(20), tiny_model(), tmp_path / "off", tokenizer=tiny_tokenizer, k=8, progress=False, batch_tokens=1
     )

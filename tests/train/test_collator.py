@@ -11,7 +11,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from qsft.losses.head import from_bits, to_bits
 from qsft.teacher.capture import build_cache
-from qsft.teacher.live import teacher_rows
+from qsft.teacher.live import LiveTeacher
 from qsft.train.collator import TeacherCollator
 
 
@@ -30,14 +30,8 @@ def cache(rows, tiny_tokenizer, tmp_path_factory):
 def test_rows_are_the_live_teachers(rows, cache, tiny_model, padding_free):
     collator = TeacherCollator(DataCollatorForLanguageModeling(0, padding_free=padding_free), cache)
     batch = collator(rows[3:9])
-    live = teacher_rows(
-        tiny_model(seed=5).eval(),
-        batch["input_ids"],
-        batch["labels"],
-        batch.get("attention_mask"),
-        batch.get("position_ids"),
-        8,
-    )
+    inputs = {name: batch.get(name) for name in ("input_ids", "labels", "attention_mask", "position_ids")}
+    live = LiveTeacher(tiny_model(seed=5), k=8)(**inputs)
     keep = batch["labels"][:, 1:] != -100
     torch.testing.assert_close(from_bits(batch["teacher_logps"])[:, 1:][keep].float(), live.logps, atol=5e-3, rtol=0)
     torch.testing.assert_close(

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from qsft.teacher.encoding import ENCODINGS, Rows, canonical, truncate
 from qsft.teacher.identity import Identity
 from qsft.teacher.live import logit_tiles, predicting_states
 from qsft.teacher.manifest import create_manifest
-from qsft.teacher.shards import VERSION, Draft, Facts, encoding_kl
+from qsft.teacher.shards import VERSION, Draft, Entry, Facts, encoding_kl
 
 K, VOCABULARY = 64, 151_936
 SIZES_GB = (1e6, 1e8, 1e9)
@@ -225,8 +226,8 @@ def write_cache(path: Path, encoding: str, keys: list[bytes], picks: list[Rows])
     draft = Draft()
     for i, key in enumerate(keys):
         payload = payloads[i % len(payloads)]
-        draft.add(key, length, payload, tokens, Facts(1, length, len(payload), length * K))
-    draft.publish(path, identity.json())
+        draft.add(Entry(key, length, payload, tokens), Facts(1, length, len(payload), length * K))
+    draft.publish(path, asdict(identity))
 
 
 def write_columns(path: Path, count: int, picks: list[Rows]) -> None:

@@ -6,6 +6,7 @@ or the packing. Row t describes the distribution of token t given the tokens bef
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,12 +39,11 @@ class TeacherCache:
         self.manifest.check_sizes(self.path)
         self._codec = self.manifest.identity.codec(self.manifest.version)
         self.shards = [self._open(shard) for shard in published(self.path)]
-        counts = [len(shard) for shard in self.shards]
-        keys = np.concatenate([shard.keys for shard in self.shards] or [np.zeros((0, 16), np.uint8)])
-        order = np.argsort(_comparable(keys), kind="stable")  # of two copies of a document the first one is read
-        self._keys = _comparable(keys)[order]
-        self._shard_of = np.repeat(np.arange(len(counts)), counts)[order]
-        self._place_of = np.concatenate([np.arange(count) for count in counts] or [np.zeros(0, int)])[order]
+        keys = _comparable(np.concatenate([np.zeros((0, 16), np.uint8), *(shard.keys for shard in self.shards)]))
+        counts = np.array([len(shard) for shard in self.shards], np.int64)
+        order = np.argsort(keys, kind="stable")  # of two copies of a document the first one is read
+        self._keys, self._shard_of = keys[order], np.repeat(np.arange(len(counts)), counts)[order]
+        self._place_of = order - (np.cumsum(counts) - counts)[self._shard_of]
 
     def __reduce__(self) -> tuple[type["TeacherCache"], tuple[Path]]:
         return TeacherCache, (self.path,)
@@ -59,7 +59,7 @@ class TeacherCache:
 
     def __contains__(self, document: bytes | Mapping[str, Tokens]) -> bool:
         if isinstance(document, bytes):
-            return self._find(document) is not None
+            return self._place(document) >= 0
         return self.has(document["input_ids"], document["labels"])
 
     @property
@@ -93,8 +93,8 @@ class TeacherCache:
 
     def lookup_arrays(self, key: bytes) -> Rows:
         """The rows of the document named `key`, as numpy arrays."""
-        place = self._find(key)
-        if place is None:
+        place = self._place(key)
+        if place < 0:
             raise ValueError(
                 f"document {key.hex()} is not in the teacher cache {self.path} ({len(self)} documents). The "
                 "data differ from what was captured; `qsft cache build` with the same recipe adds what is missing."
@@ -160,15 +160,13 @@ class TeacherCache:
     def _open(self, path: Path) -> Shard:
         shard = Shard(path)
         Identity.read(shard.identity)
-        if (shard.version, shard.identity) != (self.manifest.version, self.manifest.identity.json()):
+        if (shard.version, shard.identity) != (self.manifest.version, asdict(self.manifest.identity)):
             raise damaged(path, "it was made by another capture than the manifest's (teacher, k, encoding or version)")
         shard.check_sizes(self._codec)
         return shard
 
-    def _find(self, key: bytes) -> int | None:
-        """Where `key` stands in the sorted index."""
-        place = int(self._places(np.frombuffer(key, np.uint8)[None])[0])
-        return None if place < 0 else place
+    def _place(self, key: bytes) -> int:
+        return int(self._places(np.frombuffer(key, np.uint8)[None])[0])
 
     def _places(self, keys: np.ndarray) -> np.ndarray:
         """Where each of `keys` stands in the sorted index, −1 where it does not."""

@@ -5,6 +5,7 @@ by a document's tokens, so both readings must agree; a test compares them for ev
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from qsft.fingerprints import digest, digest_json
 from qsft.targets.view import IGNORED
-from qsft.teacher.arrow import flat, selected, stamp_of, token_table
 
 Tokens = Any  # a list, a numpy array or a tensor of integers
 Document = dict[str, np.ndarray]  # input_ids and labels of one unit of attention
@@ -24,6 +24,7 @@ Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 RUN_TOKENS = 1 << 18  # tokens that are converted and hashed at once: they stay in the processor's cache
 INT32 = np.iinfo(np.int32)
+NOWHERE = np.zeros((0, 4), np.int64)
 
 
 def document_key(input_ids: Tokens, labels: Tokens) -> bytes:
@@ -31,9 +32,8 @@ def document_key(input_ids: Tokens, labels: Tokens) -> bytes:
 
     Nothing predicts the first token, and padding-free collation masks its label: it must not change the key.
     """
-    ids, targets = _integers(input_ids), _integers(labels)
-    _require_same_length(len(ids), len(targets))
-    targets = targets.copy()
+    ids, targets = _integers(input_ids), _integers(labels).copy()
+    _require_same_lengths(np.array([len(ids)]), np.array([len(targets)]))
     targets[:1] = IGNORED
     return _key(ids, targets)
 
@@ -65,9 +65,7 @@ class Documents(Sequence[Document]):
         self._buffers: list[tuple[np.ndarray, np.ndarray]] = []
         parts = [self._read(dataset) for dataset in datasets]
         # Per document: its buffer, where its ids start there, where its labels do, and its length.
-        places: np.ndarray = np.concatenate(parts) if parts else np.zeros((0, 4), np.int64)
-        columns: list[np.ndarray] = list(places.T)
-        self._buffer, self._start, self._label_start, self.lengths = columns
+        self._buffer, self._start, self._label_start, self.lengths = np.concatenate([NOWHERE, *parts]).T
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -76,9 +74,6 @@ class Documents(Sequence[Document]):
         ids, labels = self._buffers[self._buffer[index]]
         start, other, length = self._start[index], self._label_start[index], self.lengths[index]
         return {"input_ids": ids[start : start + length], "labels": labels[other : other + length]}
-
-    def __iter__(self) -> Iterator[Document]:
-        return (self[index] for index in range(len(self)))
 
     def tokens(self, index: int) -> np.ndarray:
         """int32 [2,T]: input_ids and labels of a document, the first label ignored as in its key."""
@@ -97,8 +92,8 @@ class Documents(Sequence[Document]):
             kept = labels != IGNORED
             counts[places] = np.diff(np.concatenate([[0], np.cumsum(kept)])[bounds])
             targets = labels[kept]
-            low, high = min(low, ids.min(initial=0), targets.min(initial=0)), max(high, ids.max(initial=0))
-            high = max(high, targets.max(initial=0))
+            low = min(low, ids.min(initial=0), targets.min(initial=0))
+            high = max(high, ids.max(initial=0), targets.max(initial=0))
             digests = (_key(ids[a:b], labels[a:b]) for a, b in pairwise(bounds.tolist()))
             keys[places] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
         return Overview(keys, self.lengths, counts, (int(low), int(high)))
@@ -126,10 +121,8 @@ class Documents(Sequence[Document]):
         edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(order)] if len(order) else []
         for first, end in pairwise(edges):
             bounds = np.concatenate([[0], np.cumsum(length[first:end])])
-            ids, labels = self._buffers[buffer[first]]
-            ids, labels = (
-                _int32(flat[at : at + bounds[-1]]) for flat, at in ((ids, start[first]), (labels, other[first]))
-            )
+            pairs = zip(self._buffers[buffer[first]], (start[first], other[first]))
+            ids, labels = (_int32(flat[at : at + bounds[-1]]) for flat, at in pairs)
             labels = labels.copy()
             labels[bounds[:-1][length[first:end] > 0]] = IGNORED
             yield order[first:end], ids, labels, bounds
@@ -139,53 +132,47 @@ class Documents(Sequence[Document]):
         table = None if self.collator is not None else token_table(dataset)
         if table is None:
             return self._read_rows(dataset)
-        rows: list[np.ndarray] = []
-        counts: list[np.ndarray] = []
-        for batch in table.to_batches():
-            places, count = self._read_batch(batch)
-            rows.append(places)
-            counts.append(count)
-        places = np.concatenate(rows or [np.zeros((0, 4), np.int64)])
+        batches = [self._read_batch(batch) for batch in table.to_batches()]
+        places = np.concatenate([NOWHERE, *(places for places, _ in batches)])
         if dataset._indices is None:
             return places
-        count = np.concatenate(counts or [np.zeros(0, np.int64)])
-        return places[selected(count, dataset._indices.column(0).to_numpy().astype(np.int64))]
+        # Row r holds count[r] documents; the data set is some of its rows in some order.
+        rows = dataset._indices.column(0).to_numpy().astype(np.int64)
+        count = np.concatenate([np.zeros(0, np.int64), *(count for _, count in batches)])
+        first, chosen = np.cumsum(count) - count, count[rows]
+        within = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
+        return places[np.repeat(first[rows], chosen) + within]
 
     def _read_batch(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
         """Places of the documents of an Arrow record batch, and how many each row holds."""
-        ids, offsets = flat(batch.column("input_ids"))
-        labels, other = flat(batch.column("labels")) if "labels" in batch.schema.names else (ids, offsets)
+        ids, offsets = _flat(batch.column("input_ids"))
+        labels, other = _flat(batch.column("labels")) if "labels" in batch.schema.names else (ids, offsets)
         lengths = np.diff(offsets)
-        for row in np.flatnonzero(lengths != np.diff(other))[:1]:
-            _require_same_length(int(lengths[row]), int(np.diff(other)[row]))
+        _require_same_lengths(lengths, np.diff(other))
         count = np.ones(len(lengths), np.int64)
         if "seq_lengths" in batch.schema.names:
-            segments, ends = flat(batch.column("seq_lengths"))
+            segments, ends = _flat(batch.column("seq_lengths"))
             count, rows = np.diff(ends), lengths
             lengths = segments[ends[0] : ends[-1]].astype(np.int64)
             _require_whole_rows(lengths, count, rows)
-        before = np.cumsum(lengths) - lengths
-        self._buffers.append((ids, labels))
-        buffer = np.full(len(lengths), len(self._buffers) - 1)
-        return np.stack([buffer, before + offsets[0], before + other[0], lengths], axis=1), count
+        return self._add(ids, labels, lengths, offsets[0], other[0]), count
 
     def _read_rows(self, rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
         cut = split if self.collator is None else lambda row: collated(row, self.collator)  # type: ignore[arg-type]
         documents = [document for row in rows for document in cut(row)]
-        for document in documents:
-            _require_same_length(len(document["input_ids"]), len(document["labels"]))
-        lengths = np.array([len(document["input_ids"]) for document in documents], np.int64)
+        ids, labels = ([_integers(document[name]) for document in documents] for name in ("input_ids", "labels"))
+        lengths, others = (np.array([len(part) for part in parts], np.int64) for parts in (ids, labels))
+        _require_same_lengths(lengths, others)
         empty = [np.zeros(0, np.int32)]
-        self._buffers.append(
-            tuple(np.concatenate([_integers(d[name]) for d in documents] or empty) for name in ("input_ids", "labels"))  # type: ignore[arg-type]
-        )
-        before = np.cumsum(lengths) - lengths
-        return np.stack([np.full(len(lengths), len(self._buffers) - 1), before, before, lengths], axis=1)
+        return self._add(np.concatenate(ids or empty), np.concatenate(labels or empty), lengths)
 
-
-def data_digest(*datasets: Any, collator: Collator | None = None) -> str:
-    """32 hex digits that name the documents of prepared data sets; see `Documents.digest`."""
-    return Documents(*datasets, collator=collator).digest
+    def _add(
+        self, ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, start: int = 0, label_start: int = 0
+    ) -> np.ndarray:
+        """The places of documents of these lengths, one after the other in a new buffer."""
+        self._buffers.append((ids, labels))
+        before, buffer = np.cumsum(lengths) - lengths, np.full(len(lengths), len(self._buffers) - 1)
+        return np.stack([buffer, before + start, before + label_start, lengths], axis=1)
 
 
 def split(row: Mapping[str, Any]) -> list[Document]:
@@ -223,9 +210,12 @@ def spans(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> li
     rows, length = batch["input_ids"].shape
     mask, positions = batch.get("attention_mask"), batch.get("position_ids")
     if mask is not None:
-        return [Span(row, *_extent(mask[row])) for row in range(rows)]
+        real = [row.nonzero().flatten() for row in mask]
+        return [Span(row, int(at[0]), int(at[-1]) + 1) if len(at) else Span(row, 0, 0) for row, at in enumerate(real)]
     if positions is not None:
-        return [span for row in range(rows) for span in _segments(row, positions[row])]
+        # Padding to a multiple repeats position 0: those tokens become documents of length one, which have no labels.
+        edges = [[*(row == 0).nonzero().flatten().tolist(), length] for row in positions]
+        return [Span(row, *pair) for row, starts in enumerate(edges) for pair in pairwise(starts)]
     return [Span(row, 0, min(len(features[row]["input_ids"]), length)) for row in range(rows)]
 
 
@@ -235,17 +225,6 @@ def document_index(batch: Mapping[str, Any], where: Sequence[Span]) -> Tensor:
     for number, span in enumerate(where):
         index[span.row, span.start : span.stop] = number
     return index
-
-
-def _extent(mask: Tensor) -> tuple[int, int]:
-    real = mask.nonzero().flatten()
-    return (int(real[0]), int(real[-1]) + 1) if len(real) else (0, 0)
-
-
-def _segments(row: int, positions: Tensor) -> list[Span]:
-    starts = (positions == 0).nonzero().flatten().tolist()
-    # Padding to a multiple repeats position 0: those tokens become documents of length one, which have no labels.
-    return [Span(row, start, stop) for start, stop in zip(starts, [*starts[1:], len(positions)])]
 
 
 def _key(ids: np.ndarray, labels: np.ndarray) -> bytes:
@@ -273,12 +252,53 @@ def _int32(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, dtype="<i4")
 
 
-def _require_same_length(ids: int, labels: int) -> None:
-    if ids != labels:
-        raise ValueError(f"a document has {ids} input_ids and {labels} labels; there must be one label per token.")
+def _require_same_lengths(ids: np.ndarray, labels: np.ndarray) -> None:
+    for i in np.flatnonzero(ids != labels)[:1]:
+        raise ValueError(f"a document has {ids[i]} input_ids and {labels[i]} labels; each token must have one label.")
 
 
 def _require_whole_rows(lengths: np.ndarray, count: np.ndarray, rows: np.ndarray) -> None:
     sums = np.diff(np.concatenate([[0], np.cumsum(lengths)])[np.concatenate([[0], np.cumsum(count)])])
     for row in np.flatnonzero(sums != rows)[:1]:
         raise ValueError(f"a packed row has {rows[row]} tokens, but its seq_lengths add up to {sums[row]}.")
+
+
+# ---- Arrow ----
+
+
+def token_table(dataset: Any) -> Any:
+    """The token columns of a `datasets.Dataset` as an Arrow table; None where rows are not what the table holds."""
+    from datasets import Dataset
+    from pyarrow import types
+
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
+        return None
+    names = [name for name in ("input_ids", "labels", "seq_lengths") if name in dataset.column_names]
+    table = dataset.data.table.select(names)
+    for column in table.columns:
+        is_list = types.is_list(column.type) or types.is_large_list(column.type)
+        if not is_list or not types.is_integer(column.type.value_type) or column.null_count:
+            return None
+        if any(chunk.values.null_count for chunk in column.chunks):
+            return None
+    return table
+
+
+def stamp_of(dataset: Any) -> list[Any] | None:
+    """Fingerprint, rows and files of a memory-mapped `datasets.Dataset`."""
+    from datasets.table import ConcatenationTable, MemoryMappedTable
+
+    if token_table(dataset) is None:
+        return None
+    blocks = [dataset.data]
+    if isinstance(dataset.data, ConcatenationTable):
+        blocks = [block for row in dataset.data.blocks for block in row]
+    if not all(isinstance(block, MemoryMappedTable) for block in blocks):
+        return None
+    files = [(file["filename"], os.stat(file["filename"])) for file in dataset.cache_files]
+    return [dataset._fingerprint, len(dataset), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]]
+
+
+def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The values of a list column, not copied, and where each row starts and the last one ends."""
+    return column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy().astype(np.int64)

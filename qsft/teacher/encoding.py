@@ -105,7 +105,8 @@ class Codec(ABC):
         if n and int(counts.max()) > self.k:
             raise ValueError(f"a row claims {int(counts.max())} slots, the cache has k={self.k}")
         ids, logps = self._unpack(columns, counts)
-        columns.end()
+        if len(columns.left):
+            raise ValueError("a document has more bytes than its rows need")
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise ValueError(f"a row holds an id outside the vocabulary of {self.vocab_size}")
         if not all(_is_logp(column) for column in (logps, label_logp, log_tail) if column is not None):
@@ -156,10 +157,11 @@ class Compact(Codec):
     """ids in ⌈log2 V⌉ bits; log-probs as a level of 0…255 below the row's top. The top's own level is not stored."""
 
     def _pack(self, rows: Rows, live: np.ndarray) -> list[np.ndarray]:
-        top, gap = _gaps(rows.logps, live)
+        top = np.where(live[:, :1], rows.logps[:, :1], 0.0)  # 0 for an empty row
+        gap = np.where(live, top - np.where(live, rows.logps, 0.0), 0.0)
         width, level = _quantise(gap, np.where(live, np.exp(rows.logps), 0.0))
         levels = level[:, 1:][live[:, 1:]].astype(np.uint8)
-        return [top.astype("<f2"), width.astype("<f2"), *_split_bits(rows.ids[live], self._bits), levels]
+        return [top[:, 0].astype("<f2"), width.astype("<f2"), *_split_bits(rows.ids[live], self._bits), levels]
 
     def _unpack(self, columns: "_Columns", counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         n, slots = len(counts), int(counts.sum())
@@ -176,7 +178,7 @@ class Compact(Codec):
         np.maximum(logps, LOWEST, out=logps)
         if not self._is_full(counts):
             logps = logps[np.arange(self.k) < counts[:, None]]
-        return ids, _half(logps.reshape(-1))
+        return ids, torch.from_numpy(logps.reshape(-1)).half().numpy()  # numpy rounds the same, six times slower
 
     @property
     def _bits(self) -> int:
@@ -195,12 +197,6 @@ def row_bytes(encoding: str, k: int, vocab_size: int) -> float:
 def _storable(logps: np.ndarray) -> np.ndarray:
     """Log-probs at most 0 and within fp16's range; −inf stays."""
     return np.where(logps == -np.inf, -np.inf, np.clip(logps, LOWEST, 0.0))
-
-
-def _gaps(logps: np.ndarray, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The row's top log-prob (0 for an empty row) and how far each live slot lies below it."""
-    top = np.where(live[:, :1], logps[:, :1], 0.0)
-    return top[:, 0], np.where(live, top - np.where(live, logps, 0.0), 0.0)
 
 
 def _quantise(gap: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -270,28 +266,16 @@ def _is_logp(half: np.ndarray) -> bool:
     return not ((bits > -1024) & (bits != 0)).any()
 
 
-def _half(x: np.ndarray) -> np.ndarray:
-    """float32 as fp16; numpy rounds the same, six times slower."""
-    half: np.ndarray = torch.from_numpy(x).half().numpy()
-    return half
-
-
 class _Columns:
     """A payload read column by column; never past its end."""
 
     def __init__(self, payload: np.ndarray) -> None:
-        self._payload, self._at = payload, 0
+        self.left = payload
 
     def take(self, dtype: str, count: int) -> np.ndarray:
         """The next `count` values; ValueError when the payload is shorter."""
         size = np.dtype(dtype).itemsize * count
-        if self._at + size > len(self._payload):
+        if size > len(self.left):
             raise ValueError("a document's bytes end before its rows do")
-        column = self._payload[self._at : self._at + size].view(dtype)
-        self._at += size
+        column, self.left = self.left[:size].view(dtype), self.left[size:]
         return np.require(column, requirements="A")  # columns follow each other without gaps
-
-    def end(self) -> None:
-        """ValueError when bytes are left over."""
-        if self._at != len(self._payload):
-            raise ValueError("a document has more bytes than its rows need")

@@ -1,8 +1,7 @@
 """Who made a cache: teacher, tokenizer, k and encoding; and the errors for whoever does not fit."""
 
 import json
-from dataclasses import asdict, dataclass, fields
-from itertools import zip_longest
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,10 +52,6 @@ class Identity:
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError(f"its identity does not consist of {', '.join(sorted(names))}")
         return cls(**values)
-
-    def json(self) -> dict[str, Any]:
-        """The identity as the manifest and every shard carry it."""
-        return asdict(self)
 
     def codec(self, version: int) -> Codec:
         """Encoder and decoder of the cache's payloads in a version of the format."""
@@ -145,23 +140,33 @@ class Vocabulary(NamedTuple):
         about = {"digest": digest(content), "tokens": len(tokens), "chat_template": template_digest}
         return cls(content, about, tokenizer.vocab_size)
 
+    def shared_with(self, other: bytes, complaint: str, remedy: str) -> int:
+        """How many ids it has in common with another's content; ValueError that names the first that differs.
+
+        Tokens added at the end (a <pad>) are no difference as long as no document uses them.
+        """
+        if other == self.content:
+            return self.size
+        pair = (_tokens(other), _tokens(self.content))
+        different = (index for index, (there, here) in enumerate(zip(*pair)) if there != here)
+        index = next(different, None if all(pair) else 0)
+        if index is None:
+            return min(map(len, pair))
+        there, here = ("no token" if token is None else repr(token) for token in ((*t, None)[index] for t in pair))
+        raise ValueError(
+            f"{complaint}: id {index} is {there} there and {here} here. Teacher rows speak in token ids: {remedy}"
+        )
+
 
 def refuse_other_tokenizer(directory: Path, identity: Identity, given: Vocabulary, whose: str) -> int:
-    """How many ids `given` and the cache's tokenizer have in common; ValueError that names the first that differs.
-
-    Tokens added at the end (a <pad>) are no difference as long as no document uses them.
-    """
+    """How many ids `given` and the cache's tokenizer have in common; ValueError that names the first that differs."""
     if identity.tokenizer.get("digest") == given.about["digest"]:
         return given.size
     known = directory / VOCABULARY
-    content = known.read_bytes() if known.is_file() else b""
-    shared = shared_ids(content, given.content)
-    if shared:
-        return shared
-    difference = first_difference(content, given.content)
-    raise ValueError(
-        f"{whose} is not the one the teacher cache {directory} was made with: {difference} here. Teacher rows speak in "
-        "token ids: use a student that shares the teacher's tokenizer, or build another cache in a new directory."
+    return given.shared_with(
+        known.read_bytes() if known.is_file() else b"",
+        f"{whose} is not the one the teacher cache {directory} was made with",
+        "use a student that shares the teacher's tokenizer, or build another cache in a new directory.",
     )
 
 
@@ -172,23 +177,6 @@ def refuse_small_head(rows: int, words: int, whose: str) -> None:
             f"the head of {whose} has {rows} rows, but the tokenizer has {words} tokens: they do not belong together. "
             "Teacher and student must share the tokenizer of the data; choose another model or tokenizer."
         )
-
-
-def shared_ids(known: bytes, given: bytes) -> int:
-    """The length of the shorter of two vocabularies if the other one begins with it, else 0."""
-    ours, theirs = _tokens(known), _tokens(given)
-    size = min(len(ours), len(theirs))
-    return size if ours[:size] == theirs[:size] else 0
-
-
-def first_difference(known: bytes, given: bytes) -> str:
-    """The first id that two vocabularies give different tokens, in words: "id 7 is 'a', and 'b'"."""
-    ours, theirs = _tokens(known), _tokens(given)
-    for index, pair in enumerate(zip_longest(ours, theirs)):
-        if pair[0] != pair[1]:
-            there, here = ("no token" if token is None else repr(token) for token in pair)
-            return f"id {index} is {there} there and {here}"
-    return "their digests differ, no token does"
 
 
 def _tokens(content: bytes) -> list[str | None]:

@@ -126,17 +126,15 @@ def _agree(logits: Float[Tensor, "n V"], logps: Float[Tensor, "n W"], epsilon: f
 
 
 def predicting_states(
-    model: nn.Module,
-    input_ids: Int[Tensor, "B T"],
-    labels: Int[Tensor, "B T"],
-    attention_mask: Int[Tensor, "B T"] | None = None,
-    position_ids: Int[Tensor, "B T"] | None = None,
+    model: nn.Module, labels: Int[Tensor, "B T"], **inputs: Int[Tensor, "B T"] | None
 ) -> tuple[Float[Tensor, "N H"], Int[Tensor, " N"]]:
-    """The hidden states that predict a label, and those labels: the state at t−1 predicts token t."""
-    optional = {"attention_mask": attention_mask, "position_ids": position_ids}  # not every backbone takes both
-    given = {name: value for name, value in optional.items() if value is not None}
+    """The hidden states that predict a label, and those labels: the state at t−1 predicts token t.
+
+    inputs   input_ids, and where there are any attention_mask and position_ids; not every backbone takes both
+    """
+    given = {name: value for name, value in inputs.items() if value is not None}
     causal_lm: Any = base_causal_lm(model)
-    states, tokens = label_states(causal_lm, (), {"input_ids": input_ids, **given}, labels)
+    states, tokens = label_states(causal_lm, (), given, labels)
     # With device_map the backbone may end on another device than the head.
     device = causal_lm.get_output_embeddings().weight.device
     return states.to(device), tokens.labels.to(device)

@@ -14,7 +14,7 @@ import json
 import platform
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -30,6 +30,7 @@ from qsft.teacher.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, dama
 MANIFEST, REMEMBERED = "manifest.json", "complete.json"
 FORMAT = "qsft teacher cache"
 LARGEST_BYTES, MOST_ENTRIES = 64 << 20, 64
+SIZES = ("documents", "label_tokens", "bytes")  # of a shard
 LIBRARIES = ("qsft", "torch", "transformers", "numpy", "safetensors")
 LOST_MANIFEST = (
     "The shards are intact and describe themselves: move the file away and rerun `qsft cache build`, "
@@ -39,7 +40,7 @@ LOST_MANIFEST = (
 
 @dataclass(frozen=True)
 class Manifest:
-    """Identity, library versions, shards {file: {documents, label_tokens, bytes}} and measured facts of a cache."""
+    """Identity, library versions, shards {file: its sizes} and measured facts of a cache."""
 
     identity: Identity
     libraries: dict[str, str] = field(default_factory=dict)
@@ -49,28 +50,15 @@ class Manifest:
 
     def render(self) -> bytes:
         """The bytes of manifest.json."""
-        content = {
-            "format": FORMAT,
-            "version": self.version,
-            "identity": self.identity.json(),
-            "libraries": self.libraries,
-            "shards": self.shards,
-            "measured": self.measured,
-        }
+        content = {"format": FORMAT, "version": self.version} | asdict(self)
         return _render(content | {"checksum": digest(_render(content))})
 
     def with_shards(self, shards: list[Shard]) -> "Manifest":
         """The same cache, described from the shards it has now."""
-        entries = {
-            shard.path.name: {
-                "documents": len(shard),
-                "label_tokens": int(shard.rows.sum()),
-                "bytes": shard.path.stat().st_size,
-            }
-            for shard in shards
-        }
+        sizes = [(len(shard), int(shard.rows.sum()), shard.path.stat().st_size) for shard in shards]
+        entries = {shard.path.name: dict(zip(SIZES, size)) for shard, size in zip(shards, sizes)}
         facts = sum((shard.facts for shard in shards), Facts())
-        return replace(self, shards=entries, measured=facts.summary(sum(e["bytes"] for e in entries.values())))
+        return replace(self, shards=entries, measured=facts.summary(sum(size[-1] for size in sizes)))
 
     def check_sizes(self, directory: Path) -> None:
         """DamagedShard when a listed shard is gone or has another size."""
@@ -109,7 +97,8 @@ def read_manifest(directory: Path) -> Manifest:
 
 def create_manifest(directory: Path, identity: Identity, version: int = VERSION) -> Manifest:
     """The manifest of a new cache; of captures that start at once exactly one writes it, and all get that one."""
-    manifest = Manifest(identity, {"python": platform.python_version(), **_versions()}, version=version)
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}}
+    manifest = Manifest(identity, versions, version=version)
     publish(directory / MANIFEST, manifest.render(), exclusive=True, what="the teacher cache")
     return read_manifest(directory)
 
@@ -131,12 +120,11 @@ def refresh_manifest(directory: Path) -> None:
 
 
 def _parse(content: dict[str, Any], path: Path) -> Manifest:
+    parts = {name: content.get(name) for name in ("libraries", "shards", "measured")}
     try:
-        identity = Identity.read(content.get("identity"))
-        parts = {name: content.get(name) for name in ("libraries", "shards", "measured")}
         if not all(isinstance(part, dict) for part in parts.values()):
             raise ValueError("libraries, shards and measured must be objects")
-        manifest = Manifest(identity, **parts, version=content["version"])  # type: ignore[arg-type]
+        manifest = Manifest(Identity.read(content.get("identity")), **parts, version=content["version"])  # type: ignore[arg-type]
         for name, entry in manifest.shards.items():
             _check_entry(name, entry)
         if not all(type(value) in (int, float) for value in manifest.measured.values()):
@@ -152,7 +140,7 @@ def _check_entry(name: str, entry: object) -> None:
     """A shard is a plain file name of this directory, with sizes that can exist."""
     if not NAME.fullmatch(name):
         raise ValueError(f"it lists {name!r}, which is not the name of a shard")
-    sizes = [entry.get(key) for key in ("documents", "label_tokens", "bytes")] if isinstance(entry, dict) else [None]
+    sizes = [entry.get(key) for key in SIZES] if isinstance(entry, dict) else [None]
     if not all(type(size) is int and 0 < size < 2**50 for size in sizes):
         raise ValueError(f"it lists impossible sizes for {name}: {entry}")
 
@@ -161,14 +149,11 @@ def _render(content: dict[str, Any]) -> bytes:
     return json.dumps(content, indent=2, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = installed(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+def _version(library: str) -> str:
+    try:
+        return installed(library)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 # ---- complete.json ----

@@ -16,7 +16,7 @@ import zlib
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -26,7 +26,6 @@ from qsft.files import publish
 from qsft.fingerprints import digest
 from qsft.teacher.encoding import Codec, Rows
 
-SUFFIX = ".safetensors"
 VERSION, READ_VERSIONS = 2, (1, 2)
 NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 INDEX = {"keys": np.uint8, "rows": np.int32, "offsets": np.int64, "crc": np.uint32}
@@ -63,12 +62,9 @@ class Facts:
     max_error: float = 0.0
     tail_error: float = 0.0  # the largest relative error of the mass outside the slots
 
-    @classmethod
-    def read(cls, facts: dict[str, Any]) -> "Facts":
-        """The facts of a header; ValueError unless each is a number ≥ 0."""
-        if not all(type(value) in (int, float) and 0 <= value < float("inf") for value in facts.values()):
+    def __post_init__(self) -> None:
+        if not all(type(value) in (int, float) and 0 <= value < float("inf") for value in vars(self).values()):
             raise ValueError("a measured fact is not a finite number ≥ 0")
-        return cls(**facts)
 
     @classmethod
     def of(cls, rows: Rows, payload: bytes, codec: Codec | None) -> "Facts":
@@ -122,48 +118,49 @@ def _outcomes(rows: Rows, with_tail: bool) -> np.ndarray:
     return np.concatenate(columns, axis=1, dtype=np.float64)
 
 
+class Entry(NamedTuple):
+    """A document of a shard; `tokens` [2,T] are its input_ids and labels."""
+
+    key: bytes
+    rows: int
+    payload: bytes
+    tokens: np.ndarray
+
+
 @dataclass
 class Draft:
     """Documents on their way into a shard."""
 
-    keys: list[bytes] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    tokens: list[np.ndarray] = field(default_factory=list)  # [2,T]: input_ids and labels
+    entries: list[Entry] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
 
-    def add(self, key: bytes, rows: int, payload: bytes, tokens: np.ndarray, facts: Facts) -> None:
-        self.keys.append(key)
-        self.rows.append(rows)
-        self.payloads.append(payload)
-        self.tokens.append(tokens)
+    def add(self, entry: Entry, facts: Facts) -> None:
+        """One more document, and what was measured of it."""
+        self.entries.append(entry)
         self.facts += facts
 
     def publish(self, directory: Path, identity: dict[str, Any]) -> Path:
         """Write the shard into `directory` under the digest of its bytes."""
         header = {"version": VERSION, "identity": identity, "facts": asdict(self.facts)}
         content = save(self._tensors(), {"qsft": json.dumps(header)})
-        path = directory / f"{digest(content)}{SUFFIX}"
+        path = directory / f"{digest(content)}.safetensors"
         publish(path, content, what="the teacher cache")
         return path
 
     def _tensors(self) -> dict[str, np.ndarray]:
-        index: dict[str, np.ndarray] = {
-            "keys": np.frombuffer(b"".join(self.keys), np.uint8).reshape(-1, 16),
-            "rows": np.array(self.rows, np.int32),
-            "offsets": np.cumsum([0, *map(len, self.payloads)], dtype=np.int64),
-            "crc": np.array([checksum(*entry) for entry in zip(self.keys, self.rows, self.payloads)], np.uint32),
-        }
-        return index | {"payload": np.frombuffer(b"".join(self.payloads), np.uint8)} | self._sample()
-
-    def _sample(self) -> dict[str, np.ndarray]:
-        """8 to 64 documents spread over the shard, about one percent of its size."""
-        budget = SAMPLE_SHARE * self.facts.payload_bytes / np.mean([tokens.nbytes for tokens in self.tokens])
-        count = min(int(np.clip(budget, FEWEST_SAMPLES, MOST_SAMPLES)), len(self.tokens))
-        chosen = [self.tokens[i] for i in np.linspace(0, len(self.tokens) - 1, count).astype(int)]
+        keys, rows, payloads, tokens = zip(*self.entries)
+        # 8 to 64 whole documents spread over the shard, about one percent of its size.
+        budget = SAMPLE_SHARE * self.facts.payload_bytes / np.mean([document.nbytes for document in tokens])
+        count = min(int(np.clip(budget, FEWEST_SAMPLES, MOST_SAMPLES)), len(tokens))
+        sample = [tokens[i] for i in np.linspace(0, len(tokens) - 1, count).astype(int)]
         return {
-            "sample_tokens": np.concatenate(chosen, axis=1).astype(np.int32),
-            "sample_offsets": np.cumsum([0, *(t.shape[1] for t in chosen)], dtype=np.int64),
+            "keys": np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16),
+            "rows": np.array(rows, np.int32),
+            "offsets": np.cumsum([0, *map(len, payloads)], dtype=np.int64),
+            "crc": np.array([checksum(*entry[:3]) for entry in self.entries], np.uint32),
+            "payload": np.frombuffer(b"".join(payloads), np.uint8),
+            "sample_tokens": np.concatenate(sample, axis=1).astype(np.int32),
+            "sample_offsets": np.cumsum([0, *(document.shape[1] for document in sample)], dtype=np.int64),
         }
 
 
@@ -177,7 +174,7 @@ class Shard:
         try:
             self._file = safe_open(path, framework="numpy")
             header = json.loads((self._file.metadata() or {})["qsft"])
-            self.identity, self.facts = header["identity"], Facts.read(header["facts"])
+            self.identity, self.facts = header["identity"], Facts(**header["facts"])
             self.version = header.get("version", 1)
             index = {name: self._file.get_tensor(name) for name in INDEX}
             self._payload = self._file.get_slice("payload")

@@ -1,10 +1,19 @@
-"""Where a capture's teacher comes from: a model, a path or a hub id. Remote code is never run."""
+"""Where a capture's teacher comes from, and where its cache goes when nobody says otherwise.
+
+A teacher is a model, a path or a hub id; remote code is never run. Caches lie outside of OUTPUT_DIR, one folder per
+identity: a new output_dir captures nothing again, several teachers live side by side, and no upload of OUTPUT_DIR takes
+the shards along, which hold training text.
+
+    $QSFT_CACHE, else $QSFT_HOME/caches, else $XDG_CACHE_HOME/qsft, else ~/.cache/qsft
+        teachers/<name>-<digest of teacher, tokenizer, k, encoding>/
+"""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,8 +24,13 @@ from transformers.utils import cached_file
 from qsft import fingerprints
 from qsft.losses.head import base_causal_lm
 from qsft.processes import local_rank
-from qsft.teacher.identity import Vocabulary, first_difference, refuse_small_head, shared_ids
+from qsft.teacher.identity import Vocabulary, refuse_small_head, teacher_difference
+from qsft.teacher.manifest import MANIFEST, read_manifest
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LEFTOVER = "teacher_cache"  # where caches lay before: inside of OUTPUT_DIR
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
     *("spiece.model", "spm.model", "sentencepiece.bpe.model"),
@@ -38,7 +52,7 @@ class TeacherSource:
         self._model = teacher if isinstance(teacher, nn.Module) else None
         config = getattr(teacher, "config", None)
         self.name = str(getattr(config, "_name_or_path", "") or type(teacher).__name__) if self._model else str(teacher)
-        self._given, self._weights = self._model is not None, ""
+        self.in_memory, self._weights = self._model is not None, ""
         # What from_pretrained takes beside the rest is told to it once, and the cache's identity must see it.
         self._model_kwargs = dict(model_kwargs or {})
         named = {name: self._model_kwargs.pop(name, None) for name in ("dtype", "torch_dtype", "revision")}
@@ -46,14 +60,9 @@ class TeacherSource:
         self._revision, self._device = named["revision"] or revision, device
 
     @property
-    def in_memory(self) -> bool:
-        """Whether a model object was given, not a name."""
-        return self._given
-
-    @property
     def asked_dtype(self) -> dict[str, str]:
         """{"dtype": name} when one was asked for; the teacher's own is known once it is loaded."""
-        return {} if self._dtype is None or self._given else {"dtype": dtype_name(self._dtype)}
+        return {} if self._dtype is None or self.in_memory else {"dtype": dtype_name(self._dtype)}
 
     def describe(self) -> dict[str, Any]:
         """Name, revision, weight files, configuration and, once the model is there, a digest of all its weights.
@@ -61,7 +70,7 @@ class TeacherSource:
         That digest reads every value, about a second per gigabyte, once.
         """
         about: dict[str, Any] = {"name": self.name, "revision": self._revision, "files": [], "weights": None}
-        if self._given:
+        if self.in_memory:
             config: Any = self._model.config  # type: ignore[union-attr]
             about["config_file"] = None
         else:
@@ -97,19 +106,15 @@ class TeacherSource:
 
         Of a model in memory the tokenizer is not known; its head must have rows for the tokens.
         """
-        if self._given:
+        if self.in_memory:
             refuse_small_head(head_rows(self._model), vocabulary.words, f"the teacher {self.name}")
             return vocabulary.size
         own = self._tokenizer()
-        content = vocabulary.content if own is None else Vocabulary.of(own).content
-        shared = vocabulary.size if content == vocabulary.content else shared_ids(content, vocabulary.content)
-        if not shared:
-            raise ValueError(
-                f"the tokenizer of the data is not the one of the teacher {self.name}: "
-                f"{first_difference(content, vocabulary.content)} here. Teacher rows speak in token ids: tokenise the "
-                "data with the teacher's tokenizer, or choose a teacher that shares the student's."
-            )
-        return shared
+        return vocabulary.shared_with(
+            vocabulary.content if own is None else Vocabulary.of(own).content,
+            f"the tokenizer of the data is not the one of the teacher {self.name}",
+            "tokenise the data with the teacher's tokenizer, or choose a teacher that shares the student's.",
+        )
 
     def _tokenizer(self) -> Any:
         """The teacher's own tokenizer; None for a directory of weights alone, for which transformers may invent one."""
@@ -191,3 +196,57 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"dtype {dtype!r} is not one of torch's; say 'bfloat16', 'float16' or 'float32'.")
     return found
+
+
+# ---- where its cache goes ----
+
+
+def cache_home() -> Path:
+    """The directory of all caches of this user."""
+    for name, below in (("QSFT_CACHE", ""), ("QSFT_HOME", "caches"), ("XDG_CACHE_HOME", "qsft")):
+        if os.environ.get(name):
+            return Path(os.environ[name], below).expanduser()
+    return Path("~/.cache/qsft").expanduser()
+
+
+def default_cache(
+    source: TeacherSource,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    k: int,
+    encoding: str,
+    top_p: float | None = None,
+    min_k: int = 1,
+    output_dir: str | Path | None = None,
+) -> Path:
+    """The directory for a teacher's cache with these settings, the same on every machine with the same files.
+
+    A matching OUTPUT_DIR/teacher_cache of an earlier version is used where it is. Of a hub model the commit decides,
+    of a directory the weight files, of a model in memory its weights; the configuration in any case.
+    """
+    settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k}
+    teacher = source.describe()
+    if output_dir is not None and _matches(Path(output_dir, LEFTOVER), teacher, settings | source.asked_dtype):
+        return Path(output_dir, LEFTOVER)
+    is_hub = not source.in_memory and not Path(source.name).is_dir()
+    evidence = ("name", "revision") if is_hub else ("weights",) if source.in_memory else ("files",)
+    config = teacher["config_file"] or teacher["config"]
+    vocabulary = Vocabulary.of(tokenizer).about["digest"]
+    identity = [{name: teacher[name] for name in evidence}, config, vocabulary, settings, source.asked_dtype]
+    return cache_home() / "teachers" / f"{_slug(source.name)}-{digest_json(identity)[:16]}"
+
+
+def _matches(directory: Path, teacher: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether a cache is there that this teacher may continue under these settings."""
+    if not (directory / MANIFEST).is_file():
+        return False
+    identity = read_manifest(directory).identity
+    wanted = settings | {"k": min(settings["k"], identity.vocab_size)}
+    same = all(getattr(identity, name) == value for name, value in wanted.items())
+    return same and teacher_difference(identity.teacher, teacher) is None
+
+
+def _slug(name: str) -> str:
+    """A teacher's name as part of a directory's: of a path its last folder, of a hub id both parts."""
+    short = Path(name).name if Path(name).exists() else name
+    return re.sub(r"[^A-Za-z0-9._-]+", "--", short).strip("-.")[-64:] or "teacher"

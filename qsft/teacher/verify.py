@@ -214,8 +214,11 @@ def compare_with_teacher(cache: TeacherCache, model: nn.Module, documents: Seque
             inside = (positions + shift >= 1) & (positions + shift < len(input_ids))
             predicting = torch.from_numpy(positions[inside] + shift - 1)
             found[shift].append(_compare(logits[predicting].log_softmax(dim=-1), cached[torch.from_numpy(inside)]))
-    document_kl = [float(kl.mean()) for kl, _ in found[0]]
-    return SpotCheck([_agreement(shift, *map(torch.cat, zip(*pairs))) for shift, pairs in found.items()], document_kl)
+    table = []
+    for shift, pairs in found.items():
+        kl, same = map(torch.cat, zip(*pairs))
+        table.append(Agreement(shift, float(kl.sum()) / max(len(kl), 1), float(same.sum()) / max(len(kl), 1), len(kl)))
+    return SpotCheck(table, [float(kl.mean()) for kl, _ in found[0]])
 
 
 def _compare(logps: Tensor, cached: TopK) -> tuple[Tensor, Tensor]:
@@ -226,8 +229,3 @@ def _compare(logps: Tensor, cached: TopK) -> tuple[Tensor, Tensor]:
     inside = torch.where(slots.live, mass * (slots.logps - live), 0.0).sum(dim=-1)
     tail, live_tail = ((1 - m.sum(dim=-1)).clamp(min=1e-9) for m in (mass, live_mass))
     return inside + tail * (tail / live_tail).log(), logps.argmax(dim=-1) == slots.ids[:, 0]
-
-
-def _agreement(shift: int, kl: Tensor, same: Tensor) -> Agreement:
-    count = max(len(kl), 1)
-    return Agreement(shift, float(kl.sum()) / count, float(same.sum()) / count, len(kl))

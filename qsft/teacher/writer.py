@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from qsft.teacher.encoding import Rows, truncate
 from qsft.teacher.identity import Identity
 from qsft.teacher.pace import WRITES, Pace
-from qsft.teacher.shards import VERSION, Draft, Facts
+from qsft.teacher.shards import VERSION, Draft, Entry, Facts
 
 WAITING_BATCHES = 4  # computed, not yet encoded
 SHARD_SECONDS = 60.0  # a shard is published at least this often: what a kill costs, and how ranks see each other
@@ -84,13 +85,13 @@ class ShardWriter:
         rows = truncate(rows, self._identity.top_p, self._identity.min_k)
         payload = self._codec.encode(rows)
         facts = Facts.of(rows, payload, self._codec if compare else None)
-        self._draft.add(key, len(rows.label_logp), payload, tokens, facts)
+        self._draft.add(Entry(key, len(rows.label_logp), payload, tokens), facts)
         self.bytes_written += len(payload)
 
     def _publish(self) -> None:
         draft, self._draft, self._since = self._draft, Draft(), time.monotonic()
-        if draft.keys:
-            draft.publish(self._directory, self._identity.json())
+        if draft.entries:
+            draft.publish(self._directory, asdict(self._identity))
 
 
 def refuse_nan(rows: Rows) -> None:

@@ -23,7 +23,7 @@ from trl import SFTTrainer
 
 from qsft.files import write_json
 from qsft.fingerprints import config_digest, digest_json
-from qsft.teacher.documents import data_digest
+from qsft.teacher.documents import Documents
 from qsft.train.checkpoints import (
     LAST,
     MARKER,
@@ -88,7 +88,7 @@ class RecordingTrainer(SFTTrainer):
         data = self.train_dataset
         if not isinstance(data, Dataset) or "input_ids" not in data.column_names:
             return None
-        return data_digest(data)
+        return Documents(data).digest
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, or continue a whole checkpoint (True or "last": the newest of this run) of the same trajectory."""

@@ -19,9 +19,8 @@ from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents
 from qsft.teacher.identity import Vocabulary, refuse_other_settings, refuse_small_head
 from qsft.teacher.live import LiveTeacher, adapter_off, input_device
-from qsft.teacher.location import default_cache
 from qsft.teacher.manifest import MANIFEST
-from qsft.teacher.source import TeacherSource, weights_digest
+from qsft.teacher.source import TeacherSource, default_cache, weights_digest
 from qsft.train.config import BASE, TargetSFTConfig, as_dict
 from qsft.train.safeguards import refuse_missing, refuse_missing_teacher, refuse_self_reference
 

@@ -5,8 +5,7 @@ import pytest
 
 from qsft.teacher.batches import require_shared
 from qsft.teacher.capture import build_cache
-from qsft.teacher.location import cache_home, default_cache
-from qsft.teacher.source import TeacherSource
+from qsft.teacher.source import TeacherSource, cache_home, default_cache
 
 WHERE = {"k": 8, "encoding": "exact"}
 

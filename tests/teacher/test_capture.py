@@ -144,7 +144,7 @@ def test_a_process_does_not_wait_for_a_dead_one_for_ever(build, documents, monke
 def test_two_captures_at_once_never_corrupt(build, documents, content, fork, tmp_path):
     data = documents(60)
     one = build(data, "one")
-    for _ in range(3):
+    for _ in range(2):
         children = [fork(lambda: build(data, "both", shard_bytes=1)) for _ in range(2)]
         assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
         both = TeacherCache(tmp_path / "both")

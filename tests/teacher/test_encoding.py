@@ -46,7 +46,7 @@ def decoded(codec, rows):
 
 
 @given(random_rows())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_exact_round_trip_is_fp16_of_the_rows(sample):
     vocab_size, k, rows = sample
     out, want = decoded(Exact(k, vocab_size), rows), canonical(rows)
@@ -59,7 +59,7 @@ def test_exact_round_trip_is_fp16_of_the_rows(sample):
 
 
 @given(random_rows())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_compact_round_trip_keeps_ids_and_stays_within_half_a_level(sample):
     vocab_size, k, rows = sample
     out, want = decoded(Compact(k, vocab_size), rows), canonical(rows)
@@ -76,7 +76,7 @@ def test_compact_round_trip_keeps_ids_and_stays_within_half_a_level(sample):
 
 
 @given(random_rows())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_encoding_a_decoded_exact_row_changes_nothing(sample):
     vocab_size, k, rows = sample
     codec = Exact(k, vocab_size)
@@ -105,7 +105,7 @@ def test_top_p_costs_in_proportion_to_mean_k():
 
 
 @given(st.floats(0.01, 1.0), st.integers(1, 8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_truncate_keeps_the_shortest_prefix_with_the_mass(top_p, min_k):
     rows = lively(20, vocab_size=500, k=16, seed=3)
     kept = truncate(rows, top_p, min_k).logps > -np.inf
@@ -119,7 +119,7 @@ def test_truncate_keeps_the_shortest_prefix_with_the_mass(top_p, min_k):
 @pytest.mark.parametrize("kind", ENCODINGS.values())
 def test_the_tail_survives_rounding(kind):
     """1 − Σ exp(rounded log-probs) is wrong by several percent and more; the stored tail is fp16 of the true one."""
-    rows = lively(200)
+    rows = lively(100)
     out = decoded(kind(64, QWEN), rows)
     true = np.exp(rows.log_tail.astype(np.float64))
     stored = np.exp(out.log_tail.astype(np.float64))
@@ -129,7 +129,7 @@ def test_the_tail_survives_rounding(kind):
 
 
 def test_what_top_p_cuts_is_tail():
-    rows = lively(50)
+    rows = lively(100)
     short = truncate(rows, 0.9, min_k=1)
     mass = np.exp(short.logps.astype(np.float64)).sum(axis=1) + np.exp(short.log_tail)
     np.testing.assert_allclose(mass, 1, atol=1e-5)

@@ -7,6 +7,7 @@ from datasets import Dataset
 from qsft.teacher.cache import TeacherCache
 
 
+@pytest.mark.slow  # that two processes write what one writes is proved by forks in test_capture.py
 @pytest.mark.distributed
 def test_torchrun_divides_a_capture_over_processes(tmp_path, documents, tiny_model, tiny_tokenizer, build, content):
     data = documents(60)

@@ -24,12 +24,12 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.measure import print_table, write_json
 from qsft.teacher.batches import Plan, pad_documents, plan_capture
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents, document_key
 from qsft.teacher.encoding import ENCODINGS, Rows, canonical, truncate
 from qsft.teacher.identity import Identity
 from qsft.teacher.live import logit_tiles, predicting_states
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import create_manifest
 from qsft.teacher.shards import VERSION, Draft, Entry, Facts, encoding_kl
 

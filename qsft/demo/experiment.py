@@ -21,8 +21,8 @@ from qsft.explore.tokens import tokens_page, xray
 from qsft.page import write_page
 from qsft.progress import quiet_libraries
 from qsft.targets.zoo import make_target
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
+from qsft.teacher.lookup import TeacherCache
 
 WORLDS: dict[str, Scenario] = {
     "right": Scenario(),

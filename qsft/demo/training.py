@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback,
 from qsft.demo.scenario import TRAINING, Phase
 from qsft.demo.world import make_tokenizer
 from qsft.progress import Progress
-from qsft.teacher.cache import TeacherCache
+from qsft.teacher.lookup import TeacherCache
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
 

@@ -19,9 +19,9 @@ from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
 from qsft.targets.trust import Constant
 from qsft.targets.view import Full, TokenView, TopK
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import label_positions
 from qsft.teacher.live import LiveTeacher
+from qsft.teacher.lookup import TeacherCache
 
 AnyTarget = Target | LossTarget
 Teacher = TeacherCache | LiveTeacher | None

@@ -11,7 +11,7 @@ from qsft.files import shown
 from qsft.recipe.job import Job
 from qsft.recipe.relaunch import split_words
 from qsft.targets.view import IGNORED
-from qsft.teacher.cache import TeacherCache
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
 
 

@@ -17,7 +17,7 @@ from qsft.recipe.dry_run import dry_run, next_steps, resume_command
 from qsft.recipe.job import Job, configure
 from qsft.recipe.recipe_file import Recipe
 from qsft.recipe.trained import record_recipe
-from qsft.teacher.cache import TeacherCache
+from qsft.teacher.lookup import TeacherCache
 from qsft.train.checkpoints import refuse_other_run, set_aside
 
 

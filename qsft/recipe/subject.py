@@ -10,8 +10,8 @@ from qsft.data.read import load_documents
 from qsft.recipe.job import configure
 from qsft.recipe.recipe_file import DEFAULT_TARGET, read_recipe
 from qsft.targets.zoo import make_target
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.source import default_device
 
 

@@ -21,8 +21,8 @@ from qsft.files import publish
 from qsft.fingerprints import digest_json
 from qsft.processes import is_main, rank, world_size
 from qsft.targets.view import IGNORED
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.pace import DATA, Pace
 from qsft.teacher.shards import Shard, published
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qsft.files import shown
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.identity import teacher_difference
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.source import TeacherSource
 from qsft.teacher.verify import CONFIDENCE, compare_with_teacher, sample_documents, verify_cache
 

@@ -19,7 +19,6 @@ from qsft.files import NoSpace, make_directory, probe, publish
 from qsft.processes import is_main, rank, world_size
 from qsft.progress import Progress
 from qsft.teacher.batches import MEETING_SECONDS, Plan, plan_capture, ready_batches, require_shared, wait_for_others
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
 from qsft.teacher.encoding import Rows, row_bytes
 from qsft.teacher.identity import (
@@ -34,6 +33,7 @@ from qsft.teacher.identity import (
     teacher_difference,
 )
 from qsft.teacher.live import check_teacher_head, evaluating, input_device, teacher_rows
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST, create_manifest, recover_manifest, refresh_manifest, remember
 from qsft.teacher.pace import Pace
 from qsft.teacher.shards import VERSION, published

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from qsft.fingerprints import digest, file_digest
 from qsft.targets.view import TopK
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import document_key, label_positions
 from qsft.teacher.identity import VOCABULARY, Identity
 from qsft.teacher.live import evaluating, input_device, own_logits
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import (
     MANIFEST,
     REMEMBERED,

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from qsft.losses.head import to_bits
 from qsft.targets.view import EMPTY
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Collator, Span, document_index, document_key, label_positions, spans
 from qsft.teacher.encoding import Rows
+from qsft.teacher.lookup import TeacherCache
 from qsft.train.side_inputs import laid_out
 
 Batch = dict[str, Any]

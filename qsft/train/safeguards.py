@@ -15,8 +15,8 @@ from trl import SFTConfig
 
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
 from qsft.train.collator import WHY_MISSING
 from qsft.train.config import TargetSFTConfig

@@ -14,11 +14,11 @@ from transformers.utils import logging
 
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents
 from qsft.teacher.identity import Vocabulary, refuse_other_settings, refuse_small_head
 from qsft.teacher.live import LiveTeacher, adapter_off, input_device
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
 from qsft.teacher.source import TeacherSource, default_cache, weights_digest
 from qsft.train.config import BASE, TargetSFTConfig, as_dict

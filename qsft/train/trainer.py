@@ -26,9 +26,9 @@ from qsft.losses.sums import SUM_NAMES
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.zoo import make_target
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
 from qsft.teacher.live import LiveTeacher
+from qsft.teacher.lookup import TeacherCache
 from qsft.train import card, safeguards, side_inputs
 from qsft.train.collator import TeacherCollator
 from qsft.train.config import TargetSFTConfig, as_dict

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from qsft.fingerprints import digest
 from qsft.targets.view import TopK
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents, document_key, label_positions
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST, _render
 
 TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=1, max_size=20)

@@ -12,9 +12,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.shards import published
 from qsft.teacher.verify import verify_cache
 

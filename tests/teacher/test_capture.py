@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from qsft.teacher import pace
 from qsft.teacher.batches import plan_batches, plan_capture
-from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents, label_positions
 from qsft.teacher.identity import refuse_other_teacher, teacher_difference
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
 from qsft.teacher.shards import published
 from qsft.teacher.source import TeacherSource

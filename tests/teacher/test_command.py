@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from qsft.commands import cache as command
-from qsft.teacher.cache import TeacherCache
+from qsft.teacher.lookup import TeacherCache
 
 
 @pytest.fixture

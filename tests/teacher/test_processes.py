@@ -4,7 +4,7 @@ import sys
 import pytest
 from datasets import Dataset
 
-from qsft.teacher.cache import TeacherCache
+from qsft.teacher.lookup import TeacherCache
 
 
 @pytest.mark.slow  # that two processes write what one writes is proved by forks in test_capture.py

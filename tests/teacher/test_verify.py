@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from qsft.fingerprints import digest
-from qsft.teacher.cache import TeacherCache
+from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
 from qsft.teacher.shards import DamagedShard, Shard, checksum, published
 from qsft.teacher.verify import verify_cache

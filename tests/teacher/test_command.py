@@ -103,7 +103,7 @@ def test_wrong_data_sets_are_explained(qsft, teacher, tmp_path):
     Dataset.from_list([{"text": "a"}]).save_to_disk(tmp_path / "text")
     DatasetDict(train=Dataset.from_list([{"text": "a"}])).save_to_disk(tmp_path / "splits")
     for name, message in (
-        ("text", "no column input_ids and labels"),
+        ("text", "needs the column 'input_ids', 'labels'"),
         ("splits", "splits/train"),
         ("x.csv", "not a data"),
     ):

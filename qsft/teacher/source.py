@@ -233,7 +233,7 @@ def default_cache(
     config = teacher["config_file"] or teacher["config"]
     vocabulary = Vocabulary.of(tokenizer).about["digest"]
     identity = [{name: teacher[name] for name in evidence}, config, vocabulary, settings, source.asked_dtype]
-    return cache_home() / "teachers" / f"{_slug(source.name)}-{digest_json(identity)[:16]}"
+    return cache_home() / "teachers" / f"{_slug(source.name)}-{fingerprints.digest_json(identity)[:16]}"
 
 
 def _matches(directory: Path, teacher: dict[str, Any], settings: dict[str, Any]) -> bool:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,7 @@ class RunTeacher:
     def identity(self, cache: TeacherCache | None) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued."""
         if cache is not None:
-            return cache.manifest.identity.json()
+            return asdict(cache.manifest.identity)
         name = self.model if isinstance(self.model, str) else type(self.model).__name__
         weights = None if isinstance(self.model, str) else weights_digest(self.model)
         return {"live": name, "weights": weights}

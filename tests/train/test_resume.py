@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_a_checkpoint_remembers_its_target_and_teacher(taught):
     record = json.loads(Path(made.args.output_dir, "checkpoint-4", "target.json").read_text())
     assert record["name"] == "target"
     assert record["target"] == made.target.record()
-    assert record["teacher"] == made.cache.manifest.identity.json()
+    assert record["teacher"] == asdict(made.cache.manifest.identity)
     run = json.loads(Path(made.args.output_dir, "run.json").read_text())
     assert record["run"] == run["id"]
     assert run["trajectory"] == record["trajectory"]

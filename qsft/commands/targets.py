@@ -37,6 +37,6 @@ def run(args: argparse.Namespace) -> None:
     grid = Table(title="Q = γ·δ_y + (1−γ)·π̃", caption="qsft targets NAME shows one row with its formula")
     for column in table.COLUMNS:
         grid.add_column(column, no_wrap=column == "name")
-    for entry in table.entries():
-        grid.add_row(*map(escape, entry.cells))  # 1[p_y > τ] is text, not markup
+    for row in table.entries():
+        grid.add_row(*(escape(row[column]) for column in table.COLUMNS))  # 1[p_y > τ] is text, not markup
     Console().print(grid)

@@ -82,7 +82,7 @@ def _shown(target: Showable) -> dict[str, Any]:
     build: Build
     if isinstance(target, str):
         row, build = entry(target), TARGETS[target]
-        name, words = target, f"{row.title} ({row.reference})"
+        name, words = target, f"{row['title']} ({row['reference']})"
     elif isinstance(target, Target | LossTarget):
         own = target.record()["loss"] if isinstance(target, LossTarget) else formula(target)
         name, words, build = f"yours: {own}", repr(target), lambda: target

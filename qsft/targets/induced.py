@@ -1,7 +1,7 @@
 """Any loss has a target: Q = p − ∂L/∂z is the distribution whose cross-entropy has the same gradient."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qsft.targets.dist import Dense
-from qsft.targets.target import Mixture
-from qsft.targets.view import Full, SideInputs, TokenView, TopK
+from qsft.targets.target import Mixture, Target
+from qsft.targets.view import TokenView
 
 LossFn = Callable[[Float[Tensor, "N V"], Int[Tensor, " N"]], Tensor]
 
@@ -42,28 +42,19 @@ def induced_target(loss_fn: LossFn, logits: Float[Tensor, "N V"], labels: Int[Te
 
 
 @dataclass(frozen=True)
-class LossTarget:
+class LossTarget(Target):
     """A user's own loss as a target: it runs on the fused head, by autograd inside each chunk. γ is reported as Q_y."""
 
+    trust: Any = field(default=None, init=False, repr=False)  # a loss has no parts
+    residual: Any = field(default=None, init=False, repr=False)
+    scale: Any = field(default=None, init=False, repr=False)
     loss_fn: LossFn
-    needs: frozenset[str] = frozenset()
-    per_document: bool = False
-    averages_kept: bool = False
-    role: None = None
 
     def __call__(self, view: TokenView) -> Mixture:
         loss, grad = loss_and_gradient(self.loss_fn, view.logits, view.labels)
         q = (view.logits - view.lse[:, None]).exp().sub_(grad)
         one = torch.ones_like(view.lse)
         return Mixture([(one, Dense(q))], q.gather(-1, view.labels[:, None])[:, 0], one, value=loss)
-
-    def prepare(self, side: SideInputs, teacher: TopK | Full | None, label_logp: Callable[[], Tensor]) -> SideInputs:
-        """Nothing to prepare: a loss sees logits and labels only."""
-        return side
-
-    @property
-    def may_read_teacher(self) -> bool:
-        return False
 
     def record(self) -> dict[str, Any]:
         return {"loss": getattr(self.loss_fn, "__qualname__", repr(self.loss_fn))}

@@ -5,15 +5,15 @@ Everything here is read without gradient; a target decides where to go, not how 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-TensorMap = Callable[[Tensor], Tensor]
+R = TypeVar("R", bound="LabelRows")
 ROLES = ("teacher", "reference")  # of a distribution from outside: to learn from, or to stay close to
 IGNORED = -100  # the label of a token that nothing is learnt from
 HOLE = -1e18  # a logit that stands for no token: beyond all real ones, and nothing made of it overflows
@@ -21,7 +21,24 @@ EMPTY = float("-inf")  # the log-prob of a teacher slot that holds nothing
 
 
 @dataclass(frozen=True)
-class TopK:
+class LabelRows:
+    """Tensors with one row per label token, each optional."""
+
+    def map(self: R, change: Callable[[Tensor], Tensor]) -> R:
+        """The same with `change` applied to every tensor."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: change(value) for name, value in values.items() if isinstance(value, Tensor)})
+
+    def __getitem__(self: R, rows: slice | Tensor) -> R:
+        return self.map(lambda value: value[rows])
+
+    def to(self: R, device: torch.device, dtype: torch.dtype) -> R:
+        """The same on `device`, floats as `dtype` and the rest as int64."""
+        return self.map(lambda value: value.to(device, dtype if value.is_floating_point() else torch.int64))
+
+
+@dataclass(frozen=True)
+class TopK(LabelRows):
     """The teacher's K most likely tokens at N positions, with log-probs normalised over its *full* vocabulary.
 
     `label_logp` is the teacher's log-prob of the observed token (also when it is outside the top-k), `log_tail` the log
@@ -53,18 +70,6 @@ class TopK:
         """log of the teacher's mass outside its slots: `log_tail`, or what the slots leave of 1."""
         return log_complement(self.logps.logsumexp(dim=-1)) if self.log_tail is None else self.log_tail
 
-    def map(self, change: TensorMap) -> "TopK":
-        """The same slots with `change` applied to every tensor."""
-        optional = (None if value is None else change(value) for value in (self.label_logp, self.log_tail))
-        return TopK(change(self.ids), change(self.logps), *optional)
-
-    def __getitem__(self, rows: slice | Tensor) -> "TopK":
-        return self.map(lambda value: value[rows])
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "TopK":
-        """The same slots on `device`, ids as int64 and log-probs as `dtype`."""
-        return self.map(lambda value: value.to(device, dtype if value.is_floating_point() else torch.int64))
-
     def within(self, vocab_size: int) -> "TopK":
         """The slots a head with `vocab_size` rows can express; the others are emptied and the rest renormalised.
 
@@ -80,19 +85,11 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(LabelRows):
     """The teacher's whole distribution at N positions (a live teacher): nothing is truncated, the tail is empty."""
 
     logps: Float[Tensor, "N V"]
     label_logp: Float[Tensor, " N"] | None = None
-
-    def __getitem__(self, rows: slice | Tensor) -> "Full":
-        return Full(self.logps[rows], None if self.label_logp is None else self.label_logp[rows])
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Full":
-        """The same distribution on `device` as `dtype`."""
-        label_logp = None if self.label_logp is None else self.label_logp.to(device, dtype)
-        return Full(self.logps.to(device, dtype), label_logp)
 
     def within(self, vocab_size: int) -> "Full":
         """The distribution over a head of `vocab_size` rows: cut and renormalised, or padded with empty slots."""
@@ -105,7 +102,7 @@ class Full:
 
 
 @dataclass(frozen=True)
-class SideInputs:
+class SideInputs(LabelRows):
     """What some rows need beyond logits and teacher, one value per label token (each optional).
 
     ref_logp    log-prob of the label under the reference model (iw_sft)
@@ -122,14 +119,6 @@ class SideInputs:
     critical: Bool[Tensor, " N"] | Int[Tensor, " N"] | Float[Tensor, " N"] | None = None
     document: Int[Tensor, " N"] | None = None
     vocab_size: int | None = None
-
-    def map(self, change: TensorMap) -> "SideInputs":
-        """The same inputs with `change` applied to every tensor."""
-        tensors: dict[str, Any] = {n: change(value) for n, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
-
-    def __getitem__(self, rows: slice | Tensor) -> "SideInputs":
-        return self.map(lambda value: value[rows])
 
 
 @dataclass(frozen=True)

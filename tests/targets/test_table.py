@@ -7,11 +7,8 @@ from qsft.targets import table
 
 
 def test_every_row_has_words_formula_and_reference():
-    for e in table.entries():
-        assert e.title
-        assert e.reference
-        assert e.gamma
-        assert e.scale
+    for row in table.entries():
+        assert all(row[name] for name in ("title", "reference", "γ", "scale"))
 
 
 def test_describe_says_what_a_row_needs():

@@ -32,7 +32,6 @@ from qsft.losses.positions import LabelTokens
 from qsft.losses.scores import chunked_label_logps
 from qsft.losses.slots import kernel_tile
 from qsft.losses.sums import SUM_NAMES, token_sums
-from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.view import Full, SideInputs, TokenView, TopK, row_dots
 
@@ -42,7 +41,7 @@ class Spec:
     """Everything the fused function needs beside the three differentiable tensors."""
 
     labels: Int[Tensor, " N"]
-    target: Target | LossTarget
+    target: Target
     teacher: TopK | Full | None
     side: SideInputs
     projection: Projection
@@ -70,7 +69,7 @@ def fused_target_loss(
     hidden: Float[Tensor, "N H"],
     weight: Float[Tensor, "V H"],
     labels: Int[Tensor, " N"] | LabelTokens,
-    target: Target | LossTarget,
+    target: Target,
     teacher: TopK | Full | None = None,
     *,
     side: SideInputs | None = None,

@@ -13,8 +13,7 @@ Floats that cross `forward` are carried as integers (`to_bits`), because ZeRO an
 
 import functools
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,6 @@ from transformers.utils.generic import ModelOutput
 from qsft.losses.fused import fused_target_loss
 from qsft.losses.positions import LabelTokens
 from qsft.losses.scores import fused_label_logps
-from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.view import SideInputs, TopK
 
@@ -35,8 +33,9 @@ _FLOATS = {bits: floats for floats, bits in _BITS.items()}
 
 TEACHER_INPUTS = ("teacher_ids", "teacher_logps", "teacher_label_logp", "teacher_log_tail")
 SIDE_INPUTS = ("ref_logp", "old_logp", "weight", "critical", "document")
-WHOLE_INPUTS = ("teacher", "vocab_size", "label_count")  # the last is the number of labels, where it is known
 CARRIED_AS_BITS = (*TEACHER_INPUTS[1:], "ref_logp", "old_logp", "weight")
+LABEL_COUNT = "label_count"  # how many labels there are after the first column, where somebody counted them
+HEAD_INPUTS = (*TEACHER_INPUTS, *SIDE_INPUTS, "teacher", "vocab_size", LABEL_COUNT)
 
 
 @dataclass
@@ -66,12 +65,6 @@ class Head:
     def shape_of_logits(self) -> dict[str, Any]:
         """The keywords that the fused functions take."""
         return {"bias": self.bias, "softcap": self.softcap, "logit_scale": self.logit_scale}
-
-    def logits(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows V"]:
-        """The logits of a few hidden states, as the model itself computes them; in float32 or wider."""
-        z = nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias) * self.logit_scale
-        z = z.to(torch.promote_types(z.dtype, torch.float32))
-        return z if self.softcap is None else torch.tanh(z / self.softcap) * self.softcap
 
 
 def to_bits(values: Tensor) -> Tensor:
@@ -111,15 +104,20 @@ def attach_target_head(model: nn.Module, head_kernel: str | None = None) -> None
     def forward(
         self: nn.Module,
         *args: Any,
-        target: Target | LossTarget | None = None,
+        target: Target | None = None,
         label_logps: bool = False,
         **kwargs: Any,
     ) -> Any:
-        if target is not None:
-            return _target_forward(self, args, kwargs, target)
-        if label_logps:
-            return _label_logps_forward(self, args, kwargs)
-        return self.forward_without_target(*args, **kwargs)  # type: ignore[operator]
+        if target is None and not label_logps:
+            return self.forward_without_target(*args, **kwargs)  # type: ignore[operator]
+        if kwargs.get("labels") is None:
+            raise ValueError("model(…, target=…) needs `labels`: pass the batch's labels [B, T], −100 where ignored.")
+        labels, given = kwargs.pop("labels"), {name: kwargs.pop(name, None) for name in HEAD_INPUTS}
+        states, aux_loss = backbone_states(self, args, kwargs)
+        if target is None:
+            return _label_logps(self, states, labels, given[LABEL_COUNT])
+        loss, sums = _target_loss(self, states, labels, target, given)
+        return TargetOutput(loss=loss, sums=sums, aux_loss=aux_loss)
 
     base.forward = types.MethodType(forward, base)
 
@@ -135,21 +133,15 @@ def label_logps(model: nn.Module, **inputs: Any) -> Float[Tensor, "B T"]:
     return logps
 
 
-def in_output_layer(model: nn.Module, hidden: Float[Tensor, "N H"], compute: Callable[[Tensor, Head], Any]) -> Any:
-    """compute(hidden, head), run as the forward of the model's output layer, so that the layer's hooks fire.
+def label_states(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: Int[Tensor, "B T"]
+) -> tuple[Float[Tensor, "N H"], LabelTokens]:
+    """Hidden states that predict a label, and the labels themselves (their index is into labels[:, 1:]).
 
-    ZeRO-3 gathers the weight in those hooks: before the forward, where it waits for a gather that is under way, and
-    before the backward, where the weight must be whole for its gradient to be taken.
+    `args` and `kwargs` are those of the causal LM's forward; `kwargs` may hold LABEL_COUNT.
     """
-
-    def forward(hidden: Tensor) -> Any:
-        head = output_head(model)
-        # With device_map the backbone may end on another device than the head.
-        return compute(hidden.to(head.weight.device), head)
-
-    layer = output_layer(model)
-    with _forward_of(layer, forward):
-        return layer(hidden)
+    count = kwargs.pop(LABEL_COUNT, None)
+    return _label_rows(backbone_states(model, args, kwargs)[0], labels, count)
 
 
 def output_head(model: nn.Module) -> Head:
@@ -171,16 +163,15 @@ def output_layer(model: nn.Module) -> Any:
 def logit_transform(config: Any) -> tuple[float | None, float]:
     """(soft-cap, factor) that a model applies to its logits, by the names the architectures use."""
     text = config.get_text_config()
-    names = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-    softcap = next((getattr(text, name) for name in names if getattr(text, name, None) is not None), None)
-    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        if getattr(text, name, None) is not None:
-            return softcap, float(getattr(text, name))
-    scaling = getattr(text, "logits_scaling", None)
-    if scaling is None:
-        return softcap, 1.0
-    # Granite and MiniCPM3 divide by it, HyperCLOVA X multiplies.
-    return softcap, float(scaling) if text.model_type == "hyperclovax" else 1.0 / float(scaling)
+
+    def first(*names: str) -> float | None:
+        return next((float(getattr(text, name)) for name in names if getattr(text, name, None) is not None), None)
+
+    softcap = first("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    factor, divisor = first("logit_scale", "output_multiplier", "lm_head_multiplier"), first("logits_scaling")
+    if factor is None and divisor is not None:  # Granite and MiniCPM3 divide by it, HyperCLOVA X multiplies
+        factor = divisor if text.model_type == "hyperclovax" else 1.0 / divisor
+    return softcap, 1.0 if factor is None else factor
 
 
 def refuse_adapted_head(base: nn.Module) -> None:
@@ -197,27 +188,19 @@ def refuse_adapted_head(base: nn.Module) -> None:
         )
 
 
-def _target_forward(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], target: Target | LossTarget
-) -> TargetOutput:
-    labels = _take(kwargs, "labels")
-    given = {name: kwargs.pop(name, None) for name in (*TEACHER_INPUTS, *SIDE_INPUTS, *WHOLE_INPUTS)}
-    states, aux_loss = backbone_states(model, args, kwargs)
-    loss, sums = _target_loss(model, states, labels, target, given)
-    return TargetOutput(loss=loss, sums=sums, aux_loss=aux_loss)
+# ---- behind the backbone: torch.compile traces it and stops here. Everything is an argument: what a traced function
+# closes over is the first call's for all that follow.
 
 
-# torch.compile traces the backbone and stops here. Everything is an argument: what a traced function closes over is
-# the first call's for all that follow.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _target_loss(
     model: nn.Module,
     states: Float[Tensor, "B T H"],
     labels: Int[Tensor, "B T"],
-    target: Target | LossTarget,
+    target: Target,
     given: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    hidden, tokens = _label_rows(states, labels, given["label_count"])
+    hidden, tokens = _label_rows(states, labels, given[LABEL_COUNT])
     per_token = {name: given[name] for name in (*TEACHER_INPUTS, *SIDE_INPUTS) if given[name] is not None}
     rows = {name: _rows(name, value, tokens) for name, value in per_token.items()}
     teacher = given["teacher"]
@@ -234,50 +217,65 @@ def _target_loss(
         )  # fmt: skip
         return out.loss, out.sums  # a tuple: hooks look for tensors in it
 
-    result: tuple[Tensor, Tensor] = in_output_layer(model, hidden, fused)
+    result: tuple[Tensor, Tensor] = _in_output_layer(model, hidden, fused)
     return result
 
 
-def _label_logps_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Float[Tensor, "B T"]:
-    labels, count = _take(kwargs, "labels"), kwargs.pop("label_count", None)
-    states, _ = backbone_states(model, args, kwargs)
-    logps: Tensor = _logps_of_states(model, states, labels, count)
-    return logps
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _logps_of_states(model: nn.Module, states: Tensor, labels: Tensor, count: int | None) -> Float[Tensor, "B T"]:
+def _label_logps(model: nn.Module, states: Tensor, labels: Tensor, count: int | None) -> Float[Tensor, "B T"]:
     hidden, tokens = _label_rows(states, labels, count)
 
     def fused(hidden: Tensor, head: Head) -> Tensor:
         return fused_label_logps(hidden, head.weight, tokens.to(hidden.device), **head.shape_of_logits)
 
-    logps: Tensor = in_output_layer(model, hidden, fused).to(tokens.index.device)
+    logps: Tensor = _in_output_layer(model, hidden, fused).to(tokens.index.device)
     after_first = logps.new_zeros(labels[:, 1:].shape)
     after_first.view(-1)[tokens.index] = logps
     return nn.functional.pad(after_first, (1, 0))
 
 
-def label_states(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: Int[Tensor, "B T"]
-) -> tuple[Float[Tensor, "N H"], LabelTokens]:
-    """Hidden states that predict a label, and the labels themselves (their index is into labels[:, 1:]).
+def _in_output_layer(model: nn.Module, hidden: Float[Tensor, "N H"], compute: Callable[[Tensor, Head], Any]) -> Any:
+    """compute(hidden, head), run as the forward of the model's output layer, so that the layer's hooks fire.
 
-    `args` and `kwargs` are those of the causal LM's forward.
+    ZeRO-3 gathers the weight in those hooks: before the forward, where it waits for a gather that is under way, and
+    before the backward, where the weight must be whole for its gradient to be taken.
     """
-    return _label_rows(backbone_states(model, args, kwargs)[0], labels, None)
+
+    def forward(hidden: Tensor) -> Any:
+        head = output_head(model)
+        # With device_map the backbone may end on another device than the head.
+        return compute(hidden.to(head.weight.device), head)
+
+    layer = output_layer(model)
+    own = vars(layer).get("forward")  # set on the instance by accelerate's hooks, else the class's
+    layer.forward = forward
+    try:
+        return layer(hidden)
+    finally:
+        del layer.forward
+        if own is not None:
+            layer.forward = own
 
 
 def backbone_states(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Float[Tensor, "B T H"], Tensor | None]:
     """The last hidden states of the causal LM's backbone, and its auxiliary loss where it has one."""
+    config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
     kwargs["use_cache"] = False
-    if getattr(model.config.get_text_config(), "output_router_logits", False):  # type: ignore[union-attr, operator]
+    if getattr(config, "output_router_logits", False):
         kwargs.setdefault("output_router_logits", True)
     backbone: Any = model.base_model if model.base_model is not model else model.model  # Llama 4 names another prefix
     outputs = backbone(*args, **kwargs)
-    return outputs.last_hidden_state, _aux_loss(model, outputs, kwargs)
+    if not kwargs.get("output_router_logits") or getattr(outputs, "router_logits", None) is None:
+        return outputs.last_hidden_state, None
+    # Every mixture-of-experts family of transformers takes its balancing loss from Mixtral's.
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    experts = getattr(config, "num_experts", None) or config.num_local_experts
+    mask = kwargs.get("attention_mask")
+    aux_loss = load_balancing_loss_func(outputs.router_logits, experts, config.num_experts_per_tok, mask)
+    return outputs.last_hidden_state, torch.as_tensor(aux_loss)
 
 
 def _label_rows(
@@ -294,40 +292,6 @@ def _rows(name: str, value: Tensor, tokens: LabelTokens) -> Tensor:
     return from_bits(rows) if name in CARRIED_AS_BITS else rows
 
 
-def _aux_loss(model: Any, outputs: Any, kwargs: dict[str, Any]) -> Tensor | None:
-    if not kwargs.get("output_router_logits") or getattr(outputs, "router_logits", None) is None:
-        return None
-    # Every mixture-of-experts family of transformers takes its balancing loss from Mixtral's.
-    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
-
-    config = model.config.get_text_config()
-    experts = getattr(config, "num_experts", None) or config.num_local_experts
-    loss = load_balancing_loss_func(
-        outputs.router_logits, experts, config.num_experts_per_tok, kwargs.get("attention_mask")
-    )
-    return torch.as_tensor(loss)
-
-
 def _whole(parameter: Tensor | None) -> Any:
     # FSDP2, where no hook has gathered it: the backward of full_tensor() reshards the gradient.
     return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter  # type: ignore[union-attr]
-
-
-@contextmanager
-def _forward_of(layer: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Calls of `layer` run `forward` meanwhile."""
-    own = vars(layer).get("forward")  # set on the instance by accelerate's hooks, else the class's
-    layer.forward = forward
-    try:
-        yield
-    finally:
-        del layer.forward
-        if own is not None:
-            layer.forward = own
-
-
-def _take(kwargs: dict[str, Any], name: str) -> Tensor:
-    value = kwargs.pop(name, None)
-    if value is None:
-        raise ValueError(f"model(…, target=…) needs `{name}`: pass the batch's {name} [B, T], −100 where ignored.")
-    return value  # type: ignore[no-any-return]

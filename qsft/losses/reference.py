@@ -4,7 +4,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.view import IGNORED, Full, SideInputs, TokenView, TopK
 
@@ -12,7 +11,7 @@ from qsft.targets.view import IGNORED, Full, SideInputs, TokenView, TopK
 def target_loss(
     logits: Float[Tensor, "N V"],
     labels: Int[Tensor, " N"],
-    target: Target | LossTarget,
+    target: Target,
     teacher: TopK | Full | None = None,
     *,
     side: SideInputs | None = None,

@@ -55,17 +55,21 @@ class SlotsOnly(Tensor):
         raise WholeTileRead(getattr(func, "__name__", str(func)))
 
 
-def kernel_tile(spec: "Spec", bias: Tensor | None, tile: Float[Tensor, "n V"]) -> "KernelTile | None":
-    """The kernels, if they are wanted and there, and if the target reads no more than they leave."""
-    if spec.head_kernel not in HEAD_KERNELS:
-        raise ValueError(f"head_kernel = {spec.head_kernel!r} is not one of {', '.join(map(repr, HEAD_KERNELS))}.")
-    there = find_spec("triton") is not None and (tile.device.type == "cuda" or "TRITON_INTERPRET" in os.environ)
-    if spec.head_kernel == "triton" and not there:
+def takes_kernels(head_kernel: str, device: str) -> bool:
+    """Whether the kernels run on this type of device; ValueError where they are asked for and cannot."""
+    if head_kernel not in HEAD_KERNELS:
+        raise ValueError(f"head_kernel = {head_kernel!r} is not one of {', '.join(map(repr, HEAD_KERNELS))}.")
+    there = find_spec("triton") is not None and (device == "cuda" or "TRITON_INTERPRET" in os.environ)
+    if head_kernel == "triton" and not there:
         raise ValueError(
             'head_kernel="triton" needs triton and a CUDA or ROCm device; "auto" takes it where both are there.'
         )
-    wanted = spec.head_kernel == "triton" or (spec.head_kernel == "auto" and tile.device.type == "cuda")
-    if not (wanted and there) or tile.dtype != torch.float32 or not len(tile):
+    return there and (head_kernel == "triton" or (head_kernel == "auto" and device == "cuda"))
+
+
+def kernel_tile(spec: "Spec", bias: Tensor | None, tile: Float[Tensor, "n V"]) -> "KernelTile | None":
+    """The kernels, if they are wanted and there, and if the target reads no more than they leave."""
+    if not takes_kernels(spec.head_kernel, tile.device.type) or tile.dtype != torch.float32 or not len(tile):
         return None
     outside = outside_is_read(spec, tile)
     return None if outside is None else KernelTile(spec, bias, outside)
@@ -136,9 +140,11 @@ class KernelTile:
         once = at.masked_fill(repeated, EMPTY)
         lse = torch.logaddexp(rest.lse, once.logsumexp(dim=-1))
         mean = (rest.lse - lse).exp() * rest.mean + ((once - lse[:, None]).exp() * at).sum(dim=-1)
-        top = once.max(dim=-1)
-        best = torch.where(top.values > rest.top, slots.gather(-1, top.indices[:, None])[:, 0], rest.best)
-        return kernels.RowStatistics(torch.maximum(top.values, rest.top), lse, mean, best), rest.lse
+        # The first of the largest, among the slots and outside them.
+        top = torch.maximum(once.amax(dim=-1), rest.top)
+        best = slots.masked_fill(once != top[:, None], z.shape[-1]).amin(dim=-1)
+        best = torch.minimum(best, rest.best.masked_fill(rest.top != top, z.shape[-1]))
+        return kernels.RowStatistics(top, lse, mean, best), rest.lse
 
 
 def _columns(q: Mixture) -> Int[Tensor, "n C"]:

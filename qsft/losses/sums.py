@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qsft.targets.dist import OneHot
 from qsft.targets.target import Mixture
-from qsft.targets.view import EMPTY, Full, TokenView, TopK
+from qsft.targets.view import EMPTY, Full, TokenView
 
 GAMMA_BINS = 64
 HIGH = 0.5  # a probability at or above counts as high
@@ -84,36 +84,26 @@ def _teacher_sums(view: TokenView) -> list[Tensor]:
     if teacher is None:
         return [view.lse.new_zeros(())] * 10
     if isinstance(teacher, Full):
-        everywhere = torch.ones_like(view.labels, dtype=torch.bool)
-        label_logp = teacher.logps.gather(-1, view.labels[:, None])[:, 0]
-        disagrees = teacher.logps.argmax(dim=-1) != view.labels
-        ones = everywhere.to(view.lse.dtype)
-        return _counts(view, everywhere, ones, torch.zeros_like(ones), everywhere, disagrees, label_logp)
-    said = ~teacher.empty
-    is_label = (teacher.ids == view.labels[:, None]) & teacher.live
-    support = view.logp_at(teacher.ids).masked_fill(~teacher.live, EMPTY).exp().sum(dim=-1)
-    best = teacher.ids.gather(-1, teacher.logps.argmax(dim=-1, keepdim=True))[:, 0]
-    tail = teacher.log_outside.exp()
-    return _counts(view, said, support, tail, is_label.any(dim=-1), best != view.labels, _label_logp(teacher, is_label))
-
-
-def _label_logp(teacher: TopK, is_label: Tensor) -> Tensor:
-    """log p_T(y): as stored, or from the slots (a label outside them counts as unlikely)."""
-    if teacher.label_logp is not None:
-        return teacher.label_logp
-    return teacher.logps.masked_fill(~is_label, EMPTY).amax(dim=-1)
-
-
-def _counts(
-    view: TokenView, said: Tensor, support: Tensor, tail: Tensor, in_topk: Tensor, disagrees: Tensor, label_logp: Tensor
-) -> list[Tensor]:
+        said = in_topk = torch.ones_like(view.labels, dtype=torch.bool)
+        support, tail = torch.ones_like(view.lse), torch.zeros_like(view.lse)
+        label_logp, best = teacher.logps.gather(-1, view.labels[:, None])[:, 0], teacher.logps.argmax(dim=-1)
+    else:
+        said = ~teacher.empty
+        is_label = (teacher.ids == view.labels[:, None]) & teacher.live
+        in_topk = is_label.any(dim=-1)
+        support = view.logp_at(teacher.ids).masked_fill(~teacher.live, EMPTY).exp().sum(dim=-1)
+        tail = teacher.log_outside.exp()
+        best = teacher.ids.gather(-1, teacher.logps.argmax(dim=-1, keepdim=True))[:, 0]
+        # As stored, or from the slots: a label outside them counts as unlikely.
+        found = teacher.logps.masked_fill(~is_label, EMPTY).amax(dim=-1)
+        label_logp = found if teacher.label_logp is None else teacher.label_logp
     where = quadrant(view.label_logp.exp(), label_logp.exp())
     return [
         said.sum(),
         torch.where(said, support, 0.0).sum(),
         torch.where(said, tail, 0.0).sum(),
         (said & in_topk).sum(),
-        (said & disagrees).sum(),
+        (said & (best != view.labels)).sum(),
         *((said & (where == index)).sum() for index in range(len(QUADRANTS))),
         (~said).sum(),
     ]

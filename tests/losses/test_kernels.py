@@ -92,6 +92,45 @@ def test_rows_longer_than_a_block(name, vocab, monkeypatch):
         assert_equal(both(batch, make_target(name), dtype), tolerance)
 
 
+@pytest.mark.parametrize("best", [(7,), (40,), (199,), (40, 41), (31, 32), (5, 150), (0, 64, 199)])
+def test_the_largest_is_found_across_blocks_and_of_equals_the_first(best, monkeypatch):
+    from qsft.losses import kernels
+
+    monkeypatch.setattr(kernels, "BLOCK", 32)  # 200 columns: seven blocks, the last with eight
+    tile = torch.randn(3, 200, generator=torch.Generator().manual_seed(0))
+    tile[1, list(best)] = tile.max() + 1
+    found = kernels.row_statistics(tile, None, Projection())
+    assert found.best.tolist() == tile.argmax(dim=-1).tolist()
+    assert found.best[1] == best[0]
+    torch.testing.assert_close(found.top, tile.amax(dim=-1), rtol=0, atol=0)
+    torch.testing.assert_close(found.lse, tile.logsumexp(dim=-1))
+    torch.testing.assert_close(found.mean, (tile.softmax(-1) * tile).sum(-1))
+
+
+@pytest.mark.parametrize("best", [(3,), (40,), (3, 40), (40, 60), (60, 3), (9, 60)])
+def test_the_largest_is_found_among_slots_and_outside_them(best, monkeypatch):
+    """A ghost takes the slots out of the tile for the one pass: they come back into the statistics."""
+    from qsft.losses import kernels
+
+    monkeypatch.setattr(kernels, "BLOCK", 32)
+    batch = make_batch(n=2, v=65, dtype=torch.float32, ignored=(), empty=())
+    slots_of = torch.tensor([[60, 40, 9, 9, 9]] * 2)
+    teacher = TopK(slots_of, torch.full((2, 5), -2.0))
+    tile = torch.randn(2, 65, generator=torch.Generator().manual_seed(0))
+    tile[:, list(best)] = tile.max() + 1
+    before = tile.clone()
+    spec = Spec(batch.labels, make_target("kd", tail="ghost"), teacher, batch.side, Projection(), 2, torch.float32,
+                torch.float32, (True, True, False), "triton")  # fmt: skip
+    row, outside = slots.KernelTile(spec, None, True)._statistics_and_outside(
+        tile, slots.SlotsOnly.of(tile, Projection(), None), slots_of
+    )
+    assert torch.equal(tile, before)
+    assert row.best.tolist() == [min(best)] * 2
+    torch.testing.assert_close(row.lse, tile.logsumexp(dim=-1))
+    torch.testing.assert_close(row.mean, (tile.softmax(-1) * tile).sum(-1))
+    torch.testing.assert_close(outside, tile.scatter(-1, slots_of, float("-inf")).logsumexp(dim=-1))
+
+
 def test_repeated_ids_and_slots_of_the_whole_vocabulary(launched):
     batch = make_batch(dtype=torch.float32, empty=())
     ids = batch.teacher.ids.clone()

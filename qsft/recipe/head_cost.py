@@ -96,12 +96,4 @@ def head_lines(tokens: int, hidden: int, vocabulary: int) -> Iterator[tuple[str,
         f"{ours.peak / 2**30:.1f} GiB; published there: the three matmuls {PUBLISHED_MATMULS[0]:.0f}–"
         f"{PUBLISHED_MATMULS[1]:.0f} ms, {others}"
     )
-<<<<<<< HEAD
     yield "", about
-=======
-
-
-def _milliseconds(cost: HeadCost) -> str:
-    matmuls, passes = 1e3 * cost.matmuls, 1e3 * cost.passes
-    return f"{matmuls + passes:.1f} ms ({matmuls:.1f} in matmuls, {passes:.1f} in passes over memory)"
->>>>>>> 042c5d6 (The head's cost model counts what is moved beyond three bf16 matmuls, and says why it is 9.4 ms)

@@ -6,12 +6,11 @@ OUTPUT_DIR/checkpoint-N/
     …                             what transformers saves
     whole.json                    published last: size and digest of every file; without it the save was cut short
 
-A checkpoint without target.json, or with one that names no run, was written by TRL or an older qsft: it counts as whole
-when trainer_state.json is there, which Trainer writes last.
+A checkpoint without target.json was written by TRL: it counts as whole when trainer_state.json is there, which Trainer
+writes last.
 """
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,14 +36,18 @@ class Checkpoint:
         return int(self.path.name.rpartition("-")[2])
 
     @property
-    def record(self) -> dict[str, Any] | None:
-        """What was written at the start of the save; None for a checkpoint of another trainer."""
+    def record(self) -> dict[str, Any]:
+        """What was written at the start of the save; empty for a checkpoint of another trainer."""
         file = self.path / RECORD
-        return read_json(file, "Resume from another checkpoint.") if file.is_file() else None
+        return read_json(file, "Resume from another checkpoint.") if file.is_file() else {}
 
     @property
     def run(self) -> str | None:
-        return (self.record or {}).get("run")
+        """The run it belongs to; None where that is not known."""
+        try:
+            return self.record.get("run")
+        except ValueError:  # damaged
+            return None
 
     def open(self, record: dict[str, Any]) -> None:
         """Begin a save: from now on and until `seal` the checkpoint is not whole, whatever was there before."""
@@ -54,28 +57,40 @@ class Checkpoint:
     def seal(self, digests: bool = True) -> None:
         """Say that the save is complete, after every process has written its files."""
         files = [file for file in sorted(self.path.rglob("*")) if file.is_file() and not file.name.endswith(TEMPORARY)]
-        names = [file.relative_to(self.path).as_posix() for file in files]
         found = _digests(files) if digests else [None] * len(files)
         entries = {
-            name: {"bytes": file.stat().st_size, "digest": value} for name, file, value in zip(names, files, found)
+            file.relative_to(self.path).as_posix(): {"bytes": file.stat().st_size, "digest": value}
+            for file, value in zip(files, found)
         }
         content = {"run": self.run, "step": self.step, "files": entries}
         write_json(self.path / MARKER, content | {"checksum": digest_json(content)})
 
     def flaws(self, digests: bool = True) -> list[str]:
         """What is wrong with the files, in words; empty for a whole checkpoint. Digests read every byte."""
+        if not self.path.is_dir():
+            return ["there is no such directory"]
         if not (self.path / MARKER).is_file():
-            if not self.path.is_dir():
-                return ["there is no such directory"]
-            if _named(self.path / RECORD, lambda: self.run) is not None or not (self.path / STATE).is_file():
-                return ["its save was cut short"]
-            return []  # of another trainer, which records no digests
-        content = _named(self.path / MARKER, lambda: read_json(self.path / MARKER, "")) or {}
-        if content.pop("checksum", None) != digest_json(content):
+            of_another_trainer = (self.path / STATE).is_file() and not (self.path / RECORD).is_file()
+            return [] if of_another_trainer else ["its save was cut short"]
+        try:
+            content = read_json(self.path / MARKER, "")
+            sound = content.pop("checksum", None) == digest_json(content)
+        except ValueError:
+            sound = False
+        if not sound:
             return [f"{MARKER} is damaged"]
         listed = content["files"]
-        sizes = [flaw for name, entry in listed.items() if (flaw := _size_flaw(self.path / name, name, entry))]
-        return sizes or (_digest_flaws(self.path, listed) if digests else [])
+        sizes = {name: (self.path / name).stat().st_size if (self.path / name).is_file() else None for name in listed}
+        wrong = [name for name, entry in listed.items() if sizes[name] != entry["bytes"]]
+        if wrong or not digests:
+            return [
+                f"{name} is missing" if size is None else f"{name} has {size} bytes instead of {listed[name]['bytes']}"
+                for name, size in sizes.items()
+                if name in wrong
+            ]
+        known = [name for name, entry in listed.items() if entry["digest"] is not None]
+        found = zip(known, _digests([self.path / name for name in known]))
+        return [f"{name} was altered after it was saved" for name, value in found if value != listed[name]["digest"]]
 
 
 def checkpoints(output_dir: str | Path) -> list[Checkpoint]:
@@ -97,31 +112,43 @@ def resolve_checkpoint(output_dir: str | Path, asked: str | None) -> str | None:
     """
     if asked != LAST:
         return asked
-    skipped, run = [], read_run(output_dir)
-    for one in checkpoints(output_dir):
+    run, skipped = read_run(output_dir) or {}, list[str]()
+    parent = (run.get("parent") or {}).get("checkpoint")  # where a run without checkpoints of its own began
+    for one in [*checkpoints(output_dir), *([Checkpoint(Path(parent))] if parent else [])]:
         flaws = one.flaws(digests=False)
-        if flaws:
-            skipped.append(f"{one.path.name}: {flaws[0]}")
-        elif run is not None and one.run != run.get("id"):
-            skipped.append(f"{one.path.name}: it belongs to another run ({one.run or 'of unknown id'})")
-        else:
-            _log_skipped(output_dir, skipped)
+        if run and one.run != run.get("id") and not (parent and one.path == Path(parent)):
+            flaws = flaws or [f"it belongs to another run ({one.run or 'of unknown id'})"]
+        if not flaws:
+            if skipped:
+                from transformers.utils import logging
+
+                logging.get_logger(__name__).warning(f"resuming in {output_dir}; passed over: {', '.join(skipped)}.")
             return str(one.path)
-    started_from = ((run or {}).get("parent") or {}).get("checkpoint")
-    if started_from and not Checkpoint(Path(started_from)).flaws(digests=False):
-        _log_skipped(output_dir, skipped)
-        return str(started_from)
+        skipped.append(f"{one.path.name}: {flaws[0]}")
+    passed_over = f"; passed over: {', '.join(skipped)}" if skipped else ""
     raise ValueError(
-        f"there is no whole checkpoint of this run in {output_dir} to resume from{_listed(skipped)}. Start anew in "
-        "another output_dir (or with --overwrite), or name a checkpoint: --resume_from_checkpoint DIRECTORY."
+        f"there is no whole checkpoint of this run in {output_dir} to resume from{passed_over}. Start anew in another "
+        "output_dir (or with --overwrite), or name a checkpoint: --resume_from_checkpoint DIRECTORY."
+    )
+
+
+def inhabited(output_dir: str | Path, consequence: str) -> str | None:
+    """What to say to a run that starts anew where checkpoints are; None where there are none."""
+    there = [one.path.name for one in checkpoints(output_dir)]
+    if not there:
+        return None
+    names = ", ".join(there[:3]) + (", …" if len(there) > 3 else "")
+    return (
+        f"{output_dir} holds checkpoints of another run ({names}). {consequence} Resume with --resume_from_checkpoint "
+        f"last, choose another --output_dir, or pass --overwrite, which moves the old checkpoints to {SET_ASIDE}/ and "
+        "deletes nothing."
     )
 
 
 def refuse_other_run(output_dir: str | Path) -> None:
     """ValueError when a run that starts anew would mix its checkpoints with those that are there."""
-    there = checkpoints(output_dir)
-    if there:
-        raise ValueError(f"{_inhabited(there)} Starting anew would mix two runs in one directory. {_WAYS_OUT}")
+    if told := inhabited(output_dir, "Starting anew would mix two runs in one directory."):
+        raise ValueError(told)
 
 
 def set_aside(output_dir: str | Path) -> Path | None:
@@ -148,68 +175,13 @@ def refuse_damaged(checkpoint: Path, digests: bool = True) -> None:
     flaws = Checkpoint(checkpoint).flaws(digests)
     if not flaws:
         return
-    beside = [one for one in _of_same_run(checkpoint) if one.path.resolve() != checkpoint.resolve()]
-    sound = next((one.path for one in beside if not one.flaws(digests)), None)
+    run = Checkpoint(checkpoint).run
+    beside = [one for one in checkpoints(checkpoint.parent) if one.path.resolve() != checkpoint.resolve()]
+    sound = next((one.path for one in beside if run in (None, one.run) and not one.flaws(digests)), None)
     instead = f"Resume from {sound} instead." if sound else "No other checkpoint of the run is whole: start anew."
     raise ValueError(f"{checkpoint} cannot be resumed from: {'; '.join(flaws)}. {instead}")
-
-
-def warn_of_other_run(output_dir: str | Path) -> str | None:
-    """What the bare trainer says when it starts anew where checkpoints are."""
-    there = checkpoints(output_dir)
-    return f"{_inhabited(there)} This run starts anew beside them and may replace them. {_WAYS_OUT}" if there else None
-
-
-_WAYS_OUT = (
-    "Resume with --resume_from_checkpoint last, choose another --output_dir, or pass --overwrite, which moves the old "
-    f"checkpoints to {SET_ASIDE}/ and deletes nothing."
-)
-
-
-def _inhabited(there: list[Checkpoint]) -> str:
-    names = ", ".join(one.path.name for one in there[:3]) + (", …" if len(there) > 3 else "")
-    return f"{there[0].path.parent} holds checkpoints of another run ({names})."
-
-
-def _of_same_run(checkpoint: Path) -> Iterator[Checkpoint]:
-    run = _named(checkpoint / RECORD, lambda: Checkpoint(checkpoint).run)
-    for one in checkpoints(checkpoint.parent):
-        if run is None or _named(one.path / RECORD, lambda one=one: one.run) == run:
-            yield one
-
-
-def _named(file: Path, read: Any) -> Any:
-    """What `read` makes of a file; None where it is missing or damaged."""
-    try:
-        return read() if file.is_file() else None
-    except (ValueError, KeyError, AttributeError):
-        return None
-
-
-def _size_flaw(file: Path, name: str, entry: dict[str, Any]) -> str | None:
-    if not file.is_file():
-        return f"{name} is missing"
-    size = file.stat().st_size
-    return None if size == entry.get("bytes") else f"{name} has {size} bytes instead of {entry.get('bytes')}"
-
-
-def _digest_flaws(directory: Path, listed: dict[str, dict[str, Any]]) -> list[str]:
-    known = {name: entry["digest"] for name, entry in listed.items() if entry.get("digest") is not None}
-    found = _digests([directory / name for name in known])
-    return [f"{name} was altered after it was saved" for name, value in zip(known, found) if value != known[name]]
 
 
 def _digests(files: list[Path]) -> list[str]:
     with ThreadPoolExecutor(DIGEST_THREADS) as pool:
         return list(pool.map(file_digest, files))
-
-
-def _log_skipped(output_dir: str | Path, skipped: list[str]) -> None:
-    from transformers.utils import logging
-
-    if skipped:
-        logging.get_logger(__name__).warning(f"resuming in {output_dir}{_listed(skipped)}.")
-
-
-def _listed(skipped: list[str]) -> str:
-    return f"; passed over: {', '.join(skipped)}" if skipped else ""

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.trainer_utils import TrainOutput
+from trl import SFTTrainer
 
 from qsft.losses.sums import GAMMA_BINS, QUADRANTS, SUM_NAMES
 
+Reduce = Callable[[Tensor], Tensor]  # over processes
 SEEN = "seen"  # tokens the model read, prompts included: TRL's num_tokens
 NAMES = (*SUM_NAMES, SEEN, "aux_loss", "micro_batches")
 MEANS = ("label_loss", "residual_loss", "nll", "entropy", "gamma")
@@ -21,8 +24,7 @@ QUARTILES = {"gamma_q25": 0.25, "gamma_q50": 0.5, "gamma_q75": 0.75}
 class MetricSums:
     """The sums under NAMES since the last reset."""
 
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
+    total: Tensor | None = None
 
     def add(self, sums: Tensor, seen: Tensor | int, aux_loss: Tensor | None = None) -> None:
         """Add one micro-batch; nothing is copied to the host."""
@@ -34,7 +36,7 @@ class MetricSums:
         batch = torch.cat([sums.detach().to(dtype), *(part.to(sums.device, dtype).view(1) for part in rest)])
         self.total = batch if self.total is None else self.total + batch
 
-    def take(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    def take(self, reduce: Reduce) -> dict[str, float]:
         """The sums over all processes by name, then start again from zero; empty when nothing was added."""
         if self.total is None:
             return {}
@@ -42,7 +44,7 @@ class MetricSums:
         self.reset()
         return dict(zip(NAMES, values, strict=True))
 
-    def take_seen(self, reduce: Callable[[Tensor], Tensor]) -> int:
+    def take_seen(self, reduce: Reduce) -> int:
         """The tokens seen over all processes since they were last taken; the other sums stay."""
         if self.total is None:
             return 0
@@ -52,6 +54,36 @@ class MetricSums:
 
     def reset(self) -> None:
         self.total = None
+
+
+class MeasuringTrainer(SFTTrainer):
+    """SFTTrainer that logs the target's metrics, reduced over processes once, and counts the tokens it has seen."""
+
+    sums: dict[str, MetricSums]  # by mode: "train" and "eval"
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Trainer's log with the metrics that belong to it."""
+        mode, prefix = belongs_to(logs)
+        if mode is not None:
+            sums = self.sums[mode].take(self._over_processes)
+            if mode == "train":
+                self._total_train_tokens += int(sums.get(SEEN, 0)) // self._tp_size
+            logs |= {f"{prefix}{name}": value for name, value in metrics_of(sums).items()}
+            if sums or "train_runtime" not in logs:
+                logs[f"{prefix}num_tokens"] = self._total_train_tokens
+        super().log(logs, start_time)
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        self.sums["train"].reset()  # what a run that failed left behind
+        return super().train(*args, **kwargs)
+
+    def count_tokens(self) -> int:
+        """The tokens seen in training so far, by all processes: each of them calls it."""
+        self._total_train_tokens += self.sums["train"].take_seen(self._over_processes) // self._tp_size
+        return self._total_train_tokens
+
+    def _over_processes(self, total: Tensor) -> Tensor:
+        return self.accelerator.reduce(total, reduction="sum")
 
 
 def metrics_of(sums: Mapping[str, float]) -> dict[str, float]:
@@ -94,11 +126,9 @@ def tokens_seen(inputs: Mapping[str, Any]) -> Tensor | int:
     return inputs["input_ids"].numel() if mask is None else mask.sum()
 
 
-def logged(logs: Mapping[str, float]) -> tuple[str, str] | None:
+def belongs_to(logs: Mapping[str, float]) -> tuple[str | None, str]:
     """(mode, prefix) of the sums that belong into these logs: only into Trainer's own, which every process writes."""
-    if "loss" in logs:
+    if "loss" in logs or "train_runtime" in logs:  # a step, and the end of a run: the steps since the last log
         return "train", ""
-    if "train_runtime" in logs:  # the end of a run: the steps since the last log
-        return "train", ""
-    prefixes = [name.removesuffix("runtime") for name in logs if name.endswith("_runtime")]
-    return ("eval", prefixes[0]) if prefixes else None
+    prefix = next((name.removesuffix("runtime") for name in logs if name.endswith("_runtime")), "")
+    return ("eval" if prefix else None), prefix

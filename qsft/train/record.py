@@ -19,7 +19,6 @@ from peft import PeftModel
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from transformers.utils import logging
-from trl import SFTTrainer
 
 from qsft.files import write_json
 from qsft.fingerprints import config_digest, digest_json
@@ -29,12 +28,13 @@ from qsft.train.checkpoints import (
     MARKER,
     RUN,
     Checkpoint,
+    inhabited,
     read_run,
     refuse_damaged,
     resolve_checkpoint,
-    warn_of_other_run,
 )
 from qsft.train.config import TargetSFTConfig
+from qsft.train.metrics import MeasuringTrainer
 
 logger = logging.get_logger(__name__)
 
@@ -56,7 +56,7 @@ ALLOWED = (
 )  # fmt: skip
 
 
-class RecordingTrainer(SFTTrainer):
+class RecordingTrainer(MeasuringTrainer):
     """SFTTrainer whose checkpoints are whole or ignored, and that resumes none of another trajectory."""
 
     args: TargetSFTConfig
@@ -68,27 +68,20 @@ class RecordingTrainer(SFTTrainer):
 
     def trajectory(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued, by the names that `resume_with_other` takes."""
-        args, model = self.args, self.model
+        args, model, data = self.args, self.model, self.train_dataset
         base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         adapter = model.active_peft_config.to_dict() if isinstance(model, PeftModel) else {}
         adapter = {name: value for name, value in adapter.items() if name not in NOT_THE_ADAPTER}
-        decides = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
+        known = isinstance(data, Dataset) and "input_ids" in data.column_names  # neither a stream nor without tokens
         return _as_json(
             {name: value for name, value in self.record().items() if name in DISTRIBUTIONS}
             | {
-                "data": self.data_digest(),
+                "data": Documents(data).digest if known else None,
                 "batch": self.get_total_train_batch_size(args),
                 "model": {"config": config_digest(base.config), "adapter": digest_json(_as_json(adapter))},
             }
-            | decides
+            | {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
         )
-
-    def data_digest(self) -> str | None:
-        """The digest of the prepared training documents, in their order; None where they stream or have no tokens."""
-        data = self.train_dataset
-        if not isinstance(data, Dataset) or "input_ids" not in data.column_names:
-            return None
-        return Documents(data).digest
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, or continue a whole checkpoint (True or "last": the newest of this run) of the same trajectory."""
@@ -103,29 +96,27 @@ class RecordingTrainer(SFTTrainer):
 
     def resume(self, checkpoint: Path) -> None:
         """Take over what the checkpoint holds beside what Trainer loads."""
-        self._total_train_tokens = (Checkpoint(checkpoint).record or {}).get("num_tokens", 0)
+        self._total_train_tokens = Checkpoint(checkpoint).record.get("num_tokens", 0)
 
     def _start_run(self, asked: str | None) -> str | None:
         """The checkpoint to continue, checked; run.json says from now on who trains here."""
         output_dir = Path(str(self.args.output_dir))
         checkpoint = resolve_checkpoint(output_dir, asked)
-        now, then = self.trajectory(), None
-        others: list[str] = []
+        now = self.trajectory()
+        run: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "parent": None}
         if checkpoint:
             refuse_damaged(Path(checkpoint), self.args.checkpoint_digests)
-            then = Checkpoint(Path(checkpoint)).record or {}
-            others = refuse_other_trajectory(Path(checkpoint), then, now, self._may_differ())
-        elif warning := warn_of_other_run(output_dir):
-            logger.warning(warning)
-        continued = then is not None and not others and Path(str(checkpoint)).parent.resolve() == output_dir.resolve()
-        parent = {"run": (then or {}).get("run"), "checkpoint": checkpoint, "other": others} if checkpoint else None
-        if continued and then and then.get("run"):
+            then = Checkpoint(Path(checkpoint)).record
+            others = refuse_other_trajectory(Path(checkpoint), then.get("trajectory", {}), now, self._may_differ())
+            run["parent"] = {"run": then.get("run"), "checkpoint": checkpoint, "other": others}
             known = read_run(output_dir) or {}
-            self.run = {"id": then["run"], "parent": known.get("parent") if known.get("id") == then["run"] else parent}
-        else:
-            self.run = {"id": uuid.uuid4().hex[:12], "parent": parent}
+            here = Path(checkpoint).parent.resolve() == output_dir.resolve()
+            if then.get("run") and here and not others:  # the same run goes on
+                run = known if known.get("id") == then["run"] else {**run, "id": then["run"]}
+        elif told := inhabited(output_dir, "This run starts anew beside them and may replace them."):
+            logger.warning(told)
         allowed = _as_json({name: getattr(self.args, name) for name in ALLOWED})
-        self.run |= {"name": self.record()["name"], "trajectory": now, "recorded": allowed}
+        self.run = {**run, "name": self.record()["name"], "trajectory": now, "recorded": allowed}
         if self.args.should_save:
             write_json(output_dir / RUN, self.run)
         return checkpoint
@@ -138,11 +129,9 @@ class RecordingTrainer(SFTTrainer):
         """Trainer's checkpoint between its record and its seal; older ones are rotated away only afterwards."""
         folder = self._get_output_dir(trial)
         checkpoint = Checkpoint(Path(folder, f"checkpoint-{self.state.global_step}"))
+        tokens, run = self.count_tokens(), self.run or {"id": "unknown", "trajectory": {}}
         if self.args.should_save:
-            known = self.run or {}
-            checkpoint.open(
-                {**self.record(), "run": known.get("id", "unknown"), "trajectory": known.get("trajectory", {})}
-            )
+            checkpoint.open({**self.record(), "num_tokens": tokens, "run": run["id"], "trajectory": run["trajectory"]})
         self.accelerator.wait_for_everyone()  # from here on the checkpoint counts as open
         self.save_beside(checkpoint.path)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
@@ -209,26 +198,22 @@ def refuse_other_trajectory(
 ) -> list[str]:
     """The names that differ, all of which are in `may_differ`; a ValueError names those that are not.
 
-    A checkpoint of another trainer, or of an older qsft, is compared by what it recorded.
+    What the checkpoint did not record, as one of another trainer, is not compared, nor are data that stream.
     """
     unknown = may_differ - now.keys()
     if unknown:
         raise ValueError(
             f"resume_with_other names {', '.join(sorted(unknown))}, which no run records. Choose from {', '.join(now)}."
         )
-    recorded = then.get("trajectory") or {name: then[name] for name in DISTRIBUTIONS if name in then}
-    differ = [
-        name
-        for name, value in now.items()
-        if name in recorded and recorded[name] != value and not (name == "data" and None in (recorded[name], value))
-    ]
+    both = {name: (then[name], now[name]) for name in now if name in then}
+    differ = [name for name, (a, b) in both.items() if a != b and not (name == "data" and None in (a, b))]
     refused = [name for name in differ if name not in may_differ]
     if refused:
-        lines = "".join(f"\n{name}:\n  then {_short(recorded[name])}\n  now  {_short(now[name])}" for name in refused)
-        one = refused[0] if len(refused) == 1 else f"{', '.join(refused[:-1])} and {refused[-1]}"
+        lines = "".join(f"\n{name}:\n  then {_short(then[name])}\n  now  {_short(now[name])}" for name in refused)
         raise ValueError(
-            f"{checkpoint} was trained with another {one}:{lines}\nResuming would mix the two in one run. Use the "
-            f"same, start in a new output_dir, or insist with resume_with_other={json.dumps(refused)}"
+            f"{checkpoint} was trained with another {' and '.join(refused)}:{lines}"
+            "\nResuming would mix the two in one run. Use the same, start in a new output_dir, or insist with "
+            f"resume_with_other={json.dumps(refused)}"
             + (" (or resume_with_other_target=True)." if set(refused) <= set(DISTRIBUTIONS) else ".")
         )
     return differ

@@ -13,16 +13,18 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 from trl import SFTConfig
 
-from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.teacher.documents import Documents
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
-from qsft.train.collator import WHY_MISSING
 from qsft.train.config import TargetSFTConfig
 
 logger = logging.get_logger(__name__)
 
+WHY_MISSING = (
+    "A cache holds documents by their tokens and labels, so this usually means another max_length, chat template, "
+    "tokenizer, loss mask or packing strategy than the one it was built with."
+)
 COPIED = "modules_to_save"  # how PEFT marks a layer of which it trains a full copy
 
 
@@ -55,7 +57,7 @@ def refuse_vision(dataset: Iterable[dict[str, Any]] | None) -> None:
         )
 
 
-def refuse_prompt_learning(model: PreTrainedModel | PeftModel, target: Target | LossTarget, teacher: Any) -> None:
+def refuse_prompt_learning(model: PreTrainedModel | PeftModel, target: Target, teacher: Any) -> None:
     """Virtual tokens: PEFT pads the labels for them, but nothing else that has a value per token."""
     if not isinstance(model, PeftModel) or not model.active_peft_config.is_prompt_learning:
         return
@@ -112,7 +114,7 @@ def refuse_parallelism(parallelism: Any, args: SFTConfig) -> None:
         )
 
 
-def refuse_missing_teacher(target: Target | LossTarget, args: TargetSFTConfig) -> NoReturn:
+def refuse_missing_teacher(target: Target, args: TargetSFTConfig) -> NoReturn:
     """The target reads a teacher and none was given: show the one line to add."""
     raise ValueError(
         f"target {args.target!r} reads a teacher, but none was given. Add one line:\n"
@@ -123,7 +125,7 @@ def refuse_missing_teacher(target: Target | LossTarget, args: TargetSFTConfig) -
     )
 
 
-def refuse_self_reference(target: Target | LossTarget, args: TargetSFTConfig) -> None:
+def refuse_self_reference(target: Target, args: TargetSFTConfig) -> None:
     """A document without reference log-probs has no importance weight to fall back to."""
     if "ref_logp" in target.needs and args.teacher_missing == "self":
         raise ValueError(
@@ -163,3 +165,14 @@ def keep_float_outputs(accelerator: Accelerator) -> None:
     reduce = policy.reduce_dtype if chosen else torch.float32
     logger.info(f"FSDP2 returns the loss in float32 and reduces gradients in {reduce or policy.param_dtype}.")
     plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=reduce)
+
+
+def counts_hold(model: PreTrainedModel | PeftModel, accelerator: Accelerator, datasets: Iterable[Any]) -> bool:
+    """Whether the labels that a collator counts are those the head sees.
+
+    PEFT pads the labels of prompt learning, and accelerate may collate for all processes and hand out slices.
+    """
+    padded = isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
+    streams = any(isinstance(dataset, IterableDataset) for dataset in datasets)
+    dispatched = streams if accelerator.dispatch_batches is None else accelerator.dispatch_batches
+    return not padded and (accelerator.num_processes == 1 or not dispatched)

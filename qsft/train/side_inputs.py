@@ -16,7 +16,6 @@ from transformers.utils import logging
 from trl import SFTConfig, pack_dataset
 
 from qsft.losses.head import SIDE_INPUTS, TEACHER_INPUTS, label_logps, to_bits
-from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.view import IGNORED
 from qsft.teacher.documents import Span
@@ -100,7 +99,7 @@ def score(model: nn.Module, batch: Batch) -> Tensor:
 # ---- token-aligned columns ----
 
 
-def side_columns(target: Target | LossTarget, args: TargetSFTConfig) -> dict[str, str]:
+def side_columns(target: Target, args: TargetSFTConfig) -> dict[str, str]:
     """Inputs of the head that come from the data set, and the columns that hold them."""
     found = {"critical": args.critical_column} if "critical" in target.needs else {}
     if "ref_logp" in target.needs and args.weight_column is not None:

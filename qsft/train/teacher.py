@@ -12,7 +12,6 @@ from torch import distributed, nn
 from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.utils import logging
 
-from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents
@@ -47,7 +46,7 @@ class RunTeacher:
     def of(
         cls,
         given: Teacher,
-        target: Target | LossTarget,
+        target: Target,
         args: TargetSFTConfig,
         student: str | nn.Module,
         adapters: bool,
@@ -190,7 +189,7 @@ def named_teacher(given: Teacher, role: str | None, args: TargetSFTConfig) -> tu
     return path, model if given is None else str(given) if isinstance(given, Path) else given
 
 
-def cache_directory(target: Target | LossTarget, args: TargetSFTConfig, student: str, tokenizer: Any) -> Path | None:
+def cache_directory(target: Target, args: TargetSFTConfig, student: str, tokenizer: Any) -> Path | None:
     """Where the cache of what the target reads is, or will be, before any model is loaded; None when none is named.
 
     A target that reads nothing is answered for the teacher.

@@ -6,34 +6,25 @@ batch ─ TeacherCollator ─> model(**batch, target=target): backbone, then the
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainingArguments
-from transformers.trainer_utils import TrainOutput
 from trl import SFTTrainer
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from qsft.losses.head import attach_target_head
 from qsft.losses.self_check import check_head
+from qsft.losses.slots import takes_kernels
 from qsft.losses.sums import SUM_NAMES
-from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
 from qsft.targets.zoo import make_target
-from qsft.teacher.documents import Documents
-from qsft.teacher.live import LiveTeacher
-from qsft.teacher.lookup import TeacherCache
 from qsft.train import card, safeguards, side_inputs
-from qsft.train.collator import TeacherCollator
+from qsft.train.collator import TaughtTrainer
 from qsft.train.config import TargetSFTConfig, as_dict
-from qsft.train.metrics import MetricSums, logged, metrics_of, tokens_seen
-from qsft.train.record import RecordingTrainer
+from qsft.train.metrics import MetricSums, tokens_seen
 from qsft.train.teacher import RunTeacher, Teacher
 
 Batch = dict[str, Any]
@@ -42,7 +33,7 @@ OLD_POLICY = "old_policy_{}.safetensors"  # psft's, of each process
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 
-class TargetSFTTrainer(RecordingTrainer):
+class TargetSFTTrainer(TaughtTrainer):
     """SFTTrainer that fits the distribution `target` instead of the one-hot label.
 
     target    a Target or LossTarget; by default the one that `args.target` and `args.target_kwargs` name
@@ -52,11 +43,7 @@ class TargetSFTTrainer(RecordingTrainer):
     Everything else is SFTTrainer's. Data preparation, collation, evaluation, saving and logging stay TRL's.
     """
 
-    model: Any
-    args: TargetSFTConfig
-    data_collator: Any
     loss_is_scaled_for_ga: Any
-    _signature_columns: Any
 
     _tag_names = [*SFTTrainer._tag_names, "qsft"]  # noqa: RUF012
     _name = "Target-SFT"
@@ -67,7 +54,7 @@ class TargetSFTTrainer(RecordingTrainer):
         model: str | PreTrainedModel | PeftModel,
         args: TrainingArguments | None = None,
         *positional: Any,
-        target: Target | LossTarget | None = None,
+        target: Target | None = None,
         teacher: Teacher = None,
         **kwargs: Any,
     ) -> None:
@@ -75,6 +62,7 @@ class TargetSFTTrainer(RecordingTrainer):
         kwargs |= zip(list(inspect.signature(SFTTrainer.__init__).parameters)[3:], positional)  # as SFTTrainer's are
         safeguards.refuse_other_losses(args, kwargs.get("compute_loss_func"))
         safeguards.refuse_vision(kwargs.get("train_dataset"))
+        takes_kernels(args.head_kernel, args.device.type)  # refused now, not at the first step
         self.target_name = args.target if target is None else None
         self.target = target or make_target(args.target, **as_dict(args.target_kwargs))
         self.side_columns = side_inputs.side_columns(self.target, args)
@@ -150,65 +138,7 @@ class TargetSFTTrainer(RecordingTrainer):
         """The model's own outputs, with logits: `compute_metrics` reads them, the head never builds them."""
         return model(**{name: inputs[name] for name in MODEL_INPUTS if name in inputs}, use_cache=False)
 
-    # ---- the teacher ----
-
-    def open_teacher(self) -> None:
-        """Open the cache (built first where missing) or the live teacher, and wrap TRL's collator around it."""
-        self.live: LiveTeacher | None = None
-        self.cache: TeacherCache | None = None
-        self.base_collator = self.data_collator
-        if self.teacher is not None and self.teacher.live:
-            self.live = self.teacher.run_live(self.model, self.args, self._tokenizer)
-        elif self.teacher is not None:
-            evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
-            self.cache = self.cache_with(self.teacher, self.train_dataset, *evaluation.values())
-        document, columns = "document" in self.target.needs, self.side_columns
-        if self.cache is not None or columns or document:
-            self.data_collator = TeacherCollator(
-                self.base_collator, self.cache, missing=self.args.teacher_missing, columns=columns, document=document
-            )
-
-    def cache_with(self, teacher: RunTeacher, *datasets: Any) -> TeacherCache:
-        """The teacher's cache with the documents of the data sets; those that stream are looked up as they come."""
-        known = type(self.base_collator) is DataCollatorForLanguageModeling
-        map_style = [dataset for dataset in datasets if isinstance(dataset, Dataset)]
-        documents = Documents(*map_style, collator=None if known else self.base_collator)
-        trained = self.state.global_step > 0
-        cache = teacher.complete(documents, self._tokenizer, self.args, self.model, trained=trained)
-        self.teacher = replace(teacher, path=cache.path)  # the place is a base's own only before it is trained
-        return cache
-
-    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
-        """Trainer's dataloader; data passed to evaluate() get their teacher rows first."""
-        self.add_to_cache(eval_dataset)
-        return super().get_eval_dataloader(eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
-        """Trainer's dataloader; data passed to predict() are prepared as evaluate() does it, and get teacher rows."""
-        if not self._skip_prepare_dataset:
-            packing = self.args.packing if self.args.eval_packing is None else self.args.eval_packing
-            how = (self.processing_class, self.args, packing, self._formatting_func, "test")
-            test_dataset = self._prepare_dataset(test_dataset, *how)
-        self.add_to_cache(test_dataset)
-        return super().get_test_dataloader(test_dataset)
-
-    def add_to_cache(self, dataset: str | Dataset | None) -> None:
-        self.sums["eval"].reset()  # predict() adds to them and never logs
-        if self.teacher is not None and self.cache is not None and not (dataset is None or isinstance(dataset, str)):
-            self.cache = self.data_collator.cache = self.cache_with(self.teacher, dataset)
-
-    # ---- inputs of single rows ----
-
-    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, packing: bool, *rest: Any) -> Any:
-        if not self.side_columns:
-            return super()._prepare_dataset(dataset, processing_class, args, packing, *rest)
-        whole = super()._prepare_dataset(dataset, processing_class, side_inputs.untruncated(args), False, *rest)
-        return side_inputs.finish(whole, list(self.side_columns.values()), args, packing)
-
-    def _set_signature_columns_if_needed(self) -> None:
-        if self._signature_columns is None:
-            super()._set_signature_columns_if_needed()
-            self._signature_columns = [*self._signature_columns, *self.side_columns.values()]  # type: ignore[misc]
+    # ---- the old policy ----
 
     def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device) -> Any:
         """The batches of one optimiser step; psft draws and scores a whole block of steps at a time."""
@@ -220,37 +150,12 @@ class TargetSFTTrainer(RecordingTrainer):
         """The log-prob of every label of the batch under the student as it is now."""
         return side_inputs.score(self.model_wrapped, self._prepare_inputs(batch))
 
-    # ---- logs, checkpoints, card ----
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Trainer's log with the target's metrics, reduced over processes once."""
-        belongs = logged(logs)
-        if belongs is not None:
-            mode, prefix = belongs
-            sums = self.sums[mode].take(self._over_processes)
-            if mode == "train":
-                self._total_train_tokens += int(sums.get("seen", 0)) // self._tp_size
-            logs |= {f"{prefix}{name}": value for name, value in metrics_of(sums).items()}
-            if sums or "train_runtime" not in logs:
-                logs[f"{prefix}num_tokens"] = self._total_train_tokens
-        super().log(logs, start_time)
-
-    def _over_processes(self, total: Tensor) -> Tensor:
-        return self.accelerator.reduce(total, reduction="sum")
+    # ---- checkpoints, card ----
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint keeps to recognise this run's target and teacher."""
         identity = None if self.teacher is None else self.teacher.identity(self.cache)
-        target = {"name": self.target_name, "target": self.target.record(), "role": self.target.role}
-        return {**target, "teacher": identity, "num_tokens": self._total_train_tokens}
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self._total_train_tokens += self.sums["train"].take_seen(self._over_processes) // self._tp_size
-        super()._save_checkpoint(model, trial)
-
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        self.sums["train"].reset()  # what a run that failed left behind
-        return super().train(*args, **kwargs)
+        return {"name": self.target_name, "target": self.target.record(), "role": self.target.role, "teacher": identity}
 
     def save_beside(self, checkpoint: Path) -> None:
         if self.block is not None:

@@ -89,7 +89,7 @@ def trainer(config, tiny_model, tiny_tokenizer):
     from qsft.train.trainer import TargetSFTTrainer
 
     own = ("model", "target_object", "teacher", "peft_config", "eval_dataset", "callbacks", "compute_metrics")
-    own += ("data_collator", "compute_loss_func", "formatting_func")
+    own += ("data_collator", "compute_loss_func", "formatting_func", "optimizers")
 
     def make(data=None, **overrides):
         mine = {name: overrides.pop(name) for name in own if name in overrides}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qsft.losses.sums import GAMMA_BINS, SUM_NAMES
-from qsft.train.metrics import NAMES, MetricSums, logged, metrics_of, quantile
+from qsft.train.metrics import NAMES, MetricSums, belongs_to, metrics_of, quantile
 
 values = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 
@@ -64,7 +64,7 @@ def test_teacher_metrics_only_with_a_teacher():
 
 
 def test_only_trainers_own_logs_are_extended():
-    assert logged({"loss": 1.0}) == ("train", "")
-    assert logged({"eval_a_runtime": 1.0, "eval_a_loss": 2.0}) == ("eval", "eval_a_")
-    assert logged({"train_runtime": 1.0}) == ("train", "")
-    assert logged({"mine": 1.0}) is None
+    assert belongs_to({"loss": 1.0}) == ("train", "")
+    assert belongs_to({"eval_a_runtime": 1.0, "eval_a_loss": 2.0}) == ("eval", "eval_a_")
+    assert belongs_to({"train_runtime": 1.0}) == ("train", "")
+    assert belongs_to({"mine": 1.0}) == (None, "")

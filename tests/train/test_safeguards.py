@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from datasets import Dataset
 
+from qsft.train import safeguards
 from qsft.train.safeguards import refuse_parallelism
 
 
@@ -62,3 +64,70 @@ def test_a_trained_copy_of_the_head_is_refused_under_fsdp(tiny_model):
     refuse_sharded_head_copy(get_peft_model(tiny_model(), LoraConfig(**lora)), fsdp=True)
     with pytest.raises(ValueError, match="wrong gradients under FSDP"):
         refuse_sharded_head_copy(copied, fsdp=True)
+
+
+# ---- the head's kernel ----
+
+
+def test_a_kernel_that_cannot_run_here_is_refused_before_any_work(trainer, data, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match='head_kernel="triton" needs triton and a CUDA or ROCm device'):
+        trainer(data.completion(), head_kernel="triton", model="there is no such model")
+    with pytest.raises(ValueError, match=r"head_kernel='cuda' is not known\. Choose one of auto, torch, triton"):
+        trainer(data.completion(), head_kernel="cuda")
+
+
+def test_the_head_kernel_of_the_config_is_the_one_that_runs(trainer, data, logged, monkeypatch):
+    """On a CPU "auto" is torch; the tests' interpreter runs what "triton" names."""
+    kernels = pytest.importorskip("qsft.losses.kernels")
+    launched, losses = [], {}
+    write = kernels.write_gradient
+    monkeypatch.setattr(kernels, "write_gradient", lambda *given: launched.append(1) or write(*given))
+    for kernel in ("auto", "torch", "triton"):
+        made = trainer(data.tokens(8), head_kernel=kernel, target="dft", max_steps=1)
+        assert not launched
+        made.train()
+        losses[kernel] = logged(made)
+    assert launched
+    assert losses["auto"] == losses["torch"] == pytest.approx(losses["triton"], rel=1e-6)
+
+
+# ---- FSDP2 ----
+
+
+@pytest.mark.parametrize(
+    ("given", "reduces"),
+    [
+        (None, torch.float32),  # accelerate's own: one dtype for all three
+        ({"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}, torch.bfloat16),
+        ({"param_dtype": torch.bfloat16, "reduce_dtype": torch.float16}, torch.float16),
+        ({"param_dtype": torch.bfloat16, "output_dtype": torch.bfloat16}, None),  # as the parameters: a choice too
+    ],
+    ids=["none", "as parameters", "other", "left out"],
+)
+def test_the_users_reduce_dtype_is_respected(given, reduces, monkeypatch):
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    if given is None:
+        plugin.set_mixed_precision("bf16")
+    else:
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(**given)
+    told = []
+    monkeypatch.setattr(safeguards.logger, "info", told.append)
+    safeguards.keep_float_outputs(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
+    policy = plugin.mixed_precision_policy
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, reduces, None)
+    assert told == [f"FSDP2 returns the loss in float32 and reduces gradients in {reduces or torch.bfloat16}."]
+
+
+def test_other_plugins_are_left_alone():
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    first = FullyShardedDataParallelPlugin(fsdp_version=1)
+    first.set_mixed_precision("bf16")
+    before = first.mixed_precision_policy
+    for plugin in (None, first, FullyShardedDataParallelPlugin(fsdp_version=2)):  # the last in full precision
+        safeguards.keep_float_outputs(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
+    assert first.mixed_precision_policy == before

@@ -1,0 +1,56 @@
+"""A step of the trainer asks the device for no value in our code: the collator has counted the labels on the CPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import PromptTuningConfig, get_peft_model
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from qsft import TARGETS, make_target
+from qsft.train.safeguards import counts_hold
+from qsft.train.side_inputs import score
+
+
+def test_no_row_waits_for_the_device(trainer, data, tiny_model):
+    """Fake tensors have no values: whatever asks for one raises, as it would make a GPU's queue run dry."""
+    made = trainer(data.tokens(), target="target", teacher=tiny_model(seed=5), teacher_cache="cache", check_head=False)
+    made.data_collator.document = True
+    batch = made.data_collator(list(made.train_dataset)[:4])
+    batch["critical"] = torch.ones_like(batch["labels"], dtype=torch.int8)
+    batch["old_logp"] = torch.zeros_like(batch["labels"], dtype=torch.int32)
+    trained = list(made.model.parameters())
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = {name: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
+        in_step = mode.from_tensor(torch.tensor(17))
+        for name in TARGETS:
+            made.target = make_target(name)
+            loss = made.compute_loss(made.model, fake, num_items_in_batch=in_step)
+            torch.autograd.grad(loss, trained)
+        assert score(made.model, fake).shape == batch["labels"].shape
+        del fake["label_count"]
+        with pytest.raises(DataDependentOutputException):
+            made.compute_loss(made.model, fake, num_items_in_batch=in_step)
+
+
+def test_the_collator_counts_the_labels_that_the_head_sees(trainer, data):
+    made = trainer(data.tokens())
+    rows = list(made.train_dataset)[:5]
+    batch = made.data_collator(rows)
+    expected = sum(label != -100 for row in rows for label in row["labels"][1:])
+    assert batch["label_count"] == expected == int(made.model(**batch, target=made.target).sums[0])
+
+
+def test_labels_are_counted_only_where_the_count_holds(tiny_model, data):
+    """accelerate may collate for all processes and hand out slices; PEFT adds labels for its virtual tokens."""
+    rows, stream, model = data.tokens(), data.tokens().to_iterable_dataset(), tiny_model()
+
+    def many(dispatch):
+        return SimpleNamespace(num_processes=2, dispatch_batches=dispatch)
+
+    alone = SimpleNamespace(num_processes=1, dispatch_batches=True)
+    assert counts_hold(model, alone, [rows, stream])
+    assert [counts_hold(model, many(d), [rows, None]) for d in (None, False, True)] == [True, True, False]
+    assert [counts_hold(model, many(d), [rows, stream]) for d in (None, False, True)] == [False, True, False]
+    prompted = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
+    assert not counts_hold(prompted, alone, [rows])

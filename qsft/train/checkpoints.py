@@ -6,8 +6,8 @@ OUTPUT_DIR/checkpoint-N/
     …                             what transformers saves
     whole.json                    published last: size and digest of every file; without it the save was cut short
 
-A checkpoint without target.json was written by TRL: it counts as whole when trainer_state.json is there, which Trainer
-writes last.
+A checkpoint without target.json, or with one that names no run, was written by TRL or version 0.1: it counts as whole
+when trainer_state.json is there, which Trainer writes last.
 """
 
 import re
@@ -70,7 +70,7 @@ class Checkpoint:
         if not self.path.is_dir():
             return ["there is no such directory"]
         if not (self.path / MARKER).is_file():
-            of_another_trainer = (self.path / STATE).is_file() and not (self.path / RECORD).is_file()
+            of_another_trainer = (self.path / STATE).is_file() and self.run is None
             return [] if of_another_trainer else ["its save was cut short"]
         try:
             content = read_json(self.path / MARKER, "")

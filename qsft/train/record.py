@@ -107,7 +107,7 @@ class RecordingTrainer(MeasuringTrainer):
         if checkpoint:
             refuse_damaged(Path(checkpoint), self.args.checkpoint_digests)
             then = Checkpoint(Path(checkpoint)).record
-            others = refuse_other_trajectory(Path(checkpoint), then.get("trajectory", {}), now, self._may_differ())
+            others = refuse_other_trajectory(Path(checkpoint), then.get("trajectory", then), now, self._may_differ())
             run["parent"] = {"run": then.get("run"), "checkpoint": checkpoint, "other": others}
             known = read_run(output_dir) or {}
             here = Path(checkpoint).parent.resolve() == output_dir.resolve()

@@ -12,9 +12,11 @@ from qsft.train.safeguards import counts_hold
 from qsft.train.side_inputs import score
 
 
-def test_no_row_waits_for_the_device(trainer, data, tiny_model):
+def test_no_row_waits_for_the_device(trainer, data, tiny_model, tmp_path):
     """Fake tensors have no values: whatever asks for one raises, as it would make a GPU's queue run dry."""
-    made = trainer(data.tokens(), target="target", teacher=tiny_model(seed=5), teacher_cache="cache", check_head=False)
+    made = trainer(
+        data.tokens(), target="target", teacher=tiny_model(seed=5), teacher_cache=str(tmp_path), check_head=False
+    )
     made.data_collator.document = True
     batch = made.data_collator(list(made.train_dataset)[:4])
     batch["critical"] = torch.ones_like(batch["labels"], dtype=torch.int8)

@@ -1,6 +1,5 @@
 """The model card's section on the target: which distribution the model was fitted to, and whose."""
 
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +30,11 @@ def section(target: object, record: dict[str, Any]) -> str:
     formula = describe(name) if name in TARGETS else "Q = γ·δ_y + (1−γ)·π̃      loss = scale·CE(Q, p)"
     return (
         f"{HEADING}\n\n"
-        f"Trained with {qsft_link()}, target `{name or 'custom'}`:\n\n"
+        f"Trained with qsft, target `{name or 'custom'}`:\n\n"
         f"```\n{formula}\n```\n\n"
         f"- target: `{target!r}`\n"
         f"- {record.get('role') or 'teacher'}: {teacher_line(record['teacher'])}\n"
     )
-
-
-def qsft_link() -> str:
-    """The package's name, linked to the address that setup.cfg gives it, if any."""
-    try:
-        address = metadata("qsft").json.get("home_page")
-    except PackageNotFoundError:  # a checkout on the path
-        address = None
-    return f"[qsft]({address})" if address else "qsft"
 
 
 def teacher_line(identity: dict[str, Any] | None) -> str:

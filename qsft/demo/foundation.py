@@ -10,9 +10,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ from qsft.processes import local_rank
 from qsft.progress import quiet_libraries
 
 FIRST = 256
+ATTEMPTS = 3  # initialisations: some never get there
 KNOWN, SOME, NEAR = 0.98, 0.75, 0.02  # shares of the facts of a kind
 RECORD = "made_of.json"
 POLL_SECONDS = 0.5
@@ -70,7 +72,7 @@ def teacher_suffices(known: Knowledge, teacher: str) -> bool:
 def places(scenario: Scenario) -> DemoModels:
     """Where the models of a scenario are, or will be; the first documents stand for the code that writes them."""
     seed, writer = scenario.seed, TEACHERS[scenario.teacher]
-    more = [asdict(scenario.more), scenario.rounds, KNOWN, SOME, NEAR]
+    more = [asdict(scenario.more), scenario.rounds, ATTEMPTS, KNOWN, SOME, NEAR]
     shared = {"seed": seed, "model": MODEL, "training": TRAINING, "more": more}
     read, taught = pretraining_corpus(FIRST, seed), chains(writer, FIRST, seed)
     base = {**shared, "pretraining": asdict(scenario.pretraining), "documents": digest_json([WORDS, *read])}
@@ -97,7 +99,8 @@ def make_models(scenario: Scenario, phases: Phases) -> DemoModels:
         return chains(writer, count, seed)
 
     enough, corpus = partial(teacher_suffices, teacher=scenario.teacher), partial(pretraining_corpus, seed=seed)
-    fresh, tuned = partial(untrained, seed), partial(load, models.base)
+    fresh = [partial(untrained, seed + 1000 * attempt) for attempt in range(1 if scenario.quick else ATTEMPTS)]
+    tuned = [partial(load, models.base)]
     make("pretrain the base", models.base, base_suffices, scenario.pretraining, fresh, corpus, prompt=0)
     make("tune the teacher", models.teacher, enough, scenario.teaching, tuned, lessons, prompt=PROMPT_LENGTH)
     return models
@@ -109,16 +112,17 @@ def _train(
     name: str,
     suffices: Callable[[Knowledge], bool],
     first: Phase,
-    start: Callable[[], PreTrainedModel],
+    starts: Sequence[Callable[[], PreTrainedModel]],
     documents: Callable[[int], list[list[str]]],
     directory: Path,
     *,
     prompt: int,
 ) -> Mapping[str, Any]:
-    """Train in the first phase, then in rounds of more until the model knows what it should."""
-    model, read, steps = start(), 0, 0
+    """Train in the first phase, then in rounds of more until the model knows what it should; or from another start."""
     known: Knowledge = {}
-    for phase in [first] + [scenario.more] * scenario.rounds:
+    for start, phase in product(starts, [first] + [scenario.more] * scenario.rounds):
+        if phase is first:
+            model, read, steps = start(), 0, 0
         data = as_dataset(documents(read + phase.documents)[read:], prompt)
         with phases.phase(name, phase.steps, "steps") as progress:
             fit(model, data, phase, seed=scenario.seed, progress=progress)

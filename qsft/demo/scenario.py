@@ -49,7 +49,7 @@ class Scenario:
     pretraining: Phase = Phase(420, 48, 3e-3)
     teaching: Phase = Phase(120, 64, 1e-3)
     more: Phase = Phase(120, 48, 2e-3)
-    rounds: int = 12
+    rounds: int = 6
     fine_tuning: Phase = Phase(80, 64, 3e-3)
     top_k: int = 16
     problems: int = 256

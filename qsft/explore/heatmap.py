@@ -82,20 +82,22 @@ def reliability_figure(data: Mapping[str, Any]) -> "Figure":
     import plotly.graph_objects as go
 
     found = data["reliability"]
+    claimed, borne_out = (np.array(found[name]) for name in ("claimed", "borne_out"))
     sizes = 6 + 18 * (np.array(found["count"]) / max(found["count"])) ** 0.5
+    gap = {"array": (claimed - borne_out).clip(0).tolist(), "arrayminus": (borne_out - claimed).clip(0).tolist()}
     points = go.Scatter(
         x=found["claimed"],
         y=found["borne_out"],
         customdata=found["count"],
-        mode="lines+markers",
+        mode="markers",
         name="teacher",
-        line={"color": GREEN, "width": 2},
         marker={"color": GREEN, "size": sizes.tolist(), "opacity": 0.8},
+        error_y={"type": "data", **gap, "symmetric": False, "width": 0, "thickness": 1, "color": GREEN},
         hovertemplate="claims %{x:.1%}, borne out %{y:.1%}, %{customdata:,} tokens<extra></extra>",
     )
     dotted = {"color": GREY, "dash": "dot"}
     diagonal = go.Scatter(x=[0, 1], y=[0, 1], mode="lines", line=dotted, hoverinfo="skip", name="calibrated")
-    axis = {"range": [0, 1.02], "dtick": 0.25, "tickformat": ".0%"}
+    axis = {"range": [-0.03, 1.05], "dtick": 0.25, "tickformat": ".0%", "zeroline": False}
     x, y = ({**axis, "title": t} for t in ("what the teacher claims for its first choice", "how often the data agree"))
     return go.Figure([diagonal, points], go.Layout(xaxis=x, yaxis=y, legend={"traceorder": "normal"}))
 
@@ -113,8 +115,9 @@ def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and s
         + figure(alignment_figure(data), _HEAT_CAPTION, height=540)
         + f'<section class="card words"><h2>In words</h2>{_list(facts(data))}'
         + f"<h3>What that suggests</h3>{_list(suggestions(data))}</section></div>"
-        + "<h2>Is the teacher borne out?</h2>"
-        + figure(reliability_figure(data), _RELIABILITY_CAPTION, height=420, table=_claims(data))
+        + '<h2>Is the teacher borne out?</h2><div class="grid">'
+        + figure(reliability_figure(data), _RELIABILITY_CAPTION, height=440, table=_claims(data))
+        + f'<section class="card">{_doubted(data)}</section></div>'
         + "<h2>What each target would do with these tokens</h2>"
         + figure(pull_figure(data), _PULL_CAPTION, height=height, table=_effects(data))
         + '<h2>The words behind it</h2><div class="grid">'
@@ -143,7 +146,8 @@ _HEAT_CAPTION = (
 )
 _RELIABILITY_CAPTION = (
     "Where the teacher's first choice has this probability, how often it is the label; the size of a dot is the number "
-    "of tokens. Below the diagonal either the teacher claims too much or the demonstrations slip."
+    "of tokens, its stem the gap to the claim. Below the diagonal either the teacher claims too much or the "
+    "demonstrations slip."
 )
 _PULL_CAPTION = (
     "½·Σ|scale·(p − Q)| per label token at the default hyper-parameters: how much probability a target asks to move, "
@@ -179,13 +183,15 @@ def _claims(data: Mapping[str, Any]) -> str:
 
 
 def _words(data: Mapping[str, Any]) -> Iterator[str]:
-    """The tokens behind the picture: of rescue and filter, and what the labels bear out least."""
     for kind, words in data["words"].items():
         rows = [(word["token"], word["count"], f"{100 * word['count'] / word['of']:.0f} %") for word in words]
         yield table(("token", "times", "of its occurrences"), rows, f"Tokens that are most often {NAMES[kind]}")
-    doubted = [(one["token"], one["claims"], one["excess"]) for one in data["reliability"]["doubted"]]
+
+
+def _doubted(data: Mapping[str, Any]) -> str:
+    rows = [(one["token"], one["claims"], one["excess"]) for one in data["reliability"]["doubted"]]
     columns = ("token", "times chosen", "claimed minus borne out")
-    yield table(columns, doubted, "First choices of the teacher that the labels bear out least")
+    return table(columns, rows, "First choices of the teacher that the labels bear out least")
 
 
 def _corner(name: str, share: float) -> dict[str, Any]:

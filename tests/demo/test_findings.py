@@ -8,8 +8,9 @@ import pytest
 
 from qsft.demo.contenders import METHODS
 from qsft.demo.measure import Measurement
-from qsft.demo.results import BASE, LIMITS, QUICK, TEACHER, Results, SeedResult, committed_seeds, findings
+from qsft.demo.results import BASE, LIMITS, QUICK, TEACHER, TOKENS, Results, SeedResult, committed_seeds, findings
 from qsft.demo.scenario import Scenario
+from qsft.demo.sheets import report_of_worlds
 from qsft.demo.world import ADDING, ERRORS, MULTIPLYING
 
 PAPER = {"SFT": 45.0, "SFT(p)": 83.0, "KD 0.8": 76.0, "KD 1.0": 85.0, "Target-SFT": 98.7}
@@ -29,7 +30,9 @@ def make_results(averages, greedy=None, seeds=1, knows=KNOWN, **scenario):
         label: measurement({**CONTROLS, **averages}.get(label, 30.0), (greedy or {}).get(label, 100.0))
         for label in (BASE, TEACHER, *(method.label for method in METHODS))
     }
-    one = SeedResult(Scenario(**scenario), models, knows, {}, {}, {}, {})
+    theory = {method.label: {"closed form": None, "measured": {ADDING: 0.9}} for method in METHODS}
+    places = dict.fromkeys((BASE, TOKENS, "teacher cache"), "somewhere")
+    one = SeedResult(Scenario(**scenario), models, knows, theory, {"question": "", "tokens": []}, places, {})
     return Results(METHODS, tuple(replace(one, scenario=replace(one.scenario, seed=i)) for i in range(seeds)))
 
 
@@ -87,6 +90,18 @@ def test_the_readme_shows_the_committed_figures():
     assert methods <= set(known["averages"])
     for label in methods:
         assert f" {np.mean(known['averages'][label]):.1f}" in row.replace("**", " ").replace("  ", " "), label
+
+
+def test_several_worlds_are_one_table_with_the_order_of_the_methods_in_each():
+    worlds = {"right": make_results(PAPER, seeds=2), "wrong": make_results({**PAPER, "Target-SFT": 36.0}, seeds=2)}
+    report = report_of_worlds(worlds)
+    table = report.sheets[0]
+    assert table.columns == ("model", "right", "wrong")
+    assert table.rows[-1] == ("Target-SFT", "98.7 ± 0.0", "36.0 ± 0.0")
+    assert table.chart.dots["wrong"][-2:] == [(36.0, "Target-SFT")] * 2
+    assert "right: Target-SFT 98.7 > KD sharpened 98.0 > Beyond log 95.0 > KD 1.0 85.0" in " ".join(report.findings)
+    assert "KD 0.8 76.0 > SFT 45.0 > Target-SFT 36.0." in " ".join(report.findings)
+    assert list(report.record["worlds"]) == ["right", "wrong"]
 
 
 def test_limits_are_always_stated_and_a_smoke_test_claims_nothing():

@@ -28,8 +28,8 @@ class Browser:
         self.driver = driver
         self.console = []
 
-    def open(self, path, *, width=1280, height=1000, dark=False):
-        """Open a local page and wait until it has drawn itself."""
+    def open(self, path, *, width=1280, height=1000, dark=False, ready=READY):
+        """Open a local page and wait until it is ready: one of ours has drawn itself."""
         from selenium.webdriver.support.ui import WebDriverWait
 
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -39,7 +39,7 @@ class Browser:
         self.driver.get("about:blank")  # a page that differs in its fragment only would not be loaded again
         self.errors()
         self.driver.get(path.resolve().as_uri())
-        WebDriverWait(self.driver, 60).until(lambda driver: driver.execute_script(READY))
+        WebDriverWait(self.driver, 60).until(lambda driver: driver.execute_script(ready))
         return self
 
     def errors(self):

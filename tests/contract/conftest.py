@@ -1,10 +1,11 @@
-"""Where the commands of README and guide run."""
+"""Where the commands of README and guide run, and the browser that looks at the site."""
 
 import json
 from pathlib import Path
 
 import jaxtyping
 import pytest
+from browser import chromium  # noqa: F401
 
 REPO = Path(__file__).parents[2]
 

@@ -16,12 +16,9 @@ from qsft import page
 from qsft.evals import stats
 from qsft.evals.eval_directory import EvalDirectory, graded_tasks, read_result
 from qsft.evals.published import read_published
-from qsft.evals.reader import page_with_reader
-from qsft.evals.report_page import paragraphs, points_with_intervals
-from qsft.evals.summary import Result, markdown_table, percent, with_interval
+from qsft.evals.report_page import plot, points_with_intervals, write_results
+from qsft.evals.summary import Result, Table, percent, to_markdown, with_interval
 from qsft.files import write_json, write_text
-
-PerProblem = dict[str, float]  # problem → share of right samples
 
 
 @dataclass(frozen=True)
@@ -32,14 +29,26 @@ class Comparison:
     results: Mapping[str, Mapping[str, Result]] = field(default_factory=dict, repr=False)  # run → task → responses
 
     def __str__(self) -> str:
-        return to_markdown(self.summary)
+        return to_markdown(tables(self.summary), notes_of(self.summary))
 
     def write(self, directory: str | Path) -> Path:
-        """Write comparison.json, comparison.md and comparison.html; the page's path."""
-        directory = Path(directory)
-        write_json(directory / "comparison.json", self.summary)
+        """Write comparison.json, comparison.md and comparison.html; the page's path.
+
+        The page has, after tables and plots, every problem with the responses of all runs side by side, those that
+        changed first.
+        """
+        directory, summary = Path(directory), self.summary
+        write_json(directory / "comparison.json", summary)
         write_text(directory / "comparison.md", str(self))
-        return write_comparison_page(self, directory / "comparison.html")
+        figures = [(difference_figure(summary), "Difference in accuracy, percentage points, with 95 % intervals")]
+        if any(summary["lengths"].values()):
+            figures.append((lengths_figure(summary), "Response length and accuracy: mean tokens, 25–75 % of responses"))
+        if len(self.results) > 1:
+            beside = f"Each problem's share of right samples beside that of {summary['baseline']}"
+            figures.append((problems_figure(self.results), f"{beside}; on the line nothing changed"))
+        title = "Comparison with " + summary["baseline"]
+        page_file = directory / "comparison.html"
+        return write_results(page_file, title, tables(summary), notes_of(summary), figures, self.results)
 
 
 def compare(
@@ -53,26 +62,34 @@ def compare(
     if len(runs) < 2 and paper is None:
         raise ValueError("a comparison needs two runs or more, or one run and --paper RECIPE or --paper FILE.json.")
     published = read_published(paper) if paper is not None else None
-    names = list(names or run_names(runs))
-    found = {name: read_results(Path(run)) for name, run in zip(names, runs, strict=True)}
-    scores = {name: {task: problem_scores(one) for task, one in tasks.items()} for name, tasks in found.items()}
-    tasks = [task for task in scores[names[0]] if all(task in one for one in scores.values())]
+    directories = dict(zip(names or run_names(runs), map(Path, runs), strict=True))
+    found = {name: {task: read_result(run, task) for task in graded_tasks(run)} for name, run in directories.items()}
+    first, *others = found
+    tasks = [task for task in found[first] if all(task in one for one in found.values())]
     if not tasks:
-        has = "; ".join(f"{name} has {', '.join(one) or 'none'}" for name, one in scores.items())
+        has = "; ".join(f"{name} has {', '.join(one) or 'none'}" for name, one in found.items())
         raise ValueError(f"the runs have no task in common, so nothing can be compared: {has}.")
-    shared = {task: shared_problems([scores[name][task] for name in names], task) for task in tasks}
-    per_problem = {name: {task: _values(scores[name][task], shared[task]) for task in tasks} for name in names}
+    scores = {name: {task: one[task].per_problem() for task in tasks} for name, one in found.items()}
+    shared = {task: shared_problems([one[task] for one in scores.values()], task) for task in tasks}
+
+    def values(name: str, *, lenient: bool = False) -> dict[str, stats.Scores]:
+        right = {task: found[name][task].per_problem(lenient=lenient) for task in tasks}
+        return {task: np.array([right[task][problem] for problem in shared[task]]) for task in tasks}
+
+    strict = {name: values(name) for name in found}
     summary = {
-        "baseline": names[0],
+        "baseline": first,
         "problems": {task: len(shared[task]) for task in tasks},
-        "accuracy": {name: _accuracies(per_problem[name]) for name in names},
-        "difference": {name: _differences(per_problem[names[0]], per_problem[name]) for name in names[1:]},
-        "left_out": {task: max(len(scores[name][task]) for name in names) - len(shared[task]) for task in tasks},
+        "accuracy": {name: estimates(strict[name]) for name in found},
+        "difference": {
+            name: estimates({task: strict[name][task] - strict[first][task] for task in tasks}) for name in others
+        },
+        "left_out": {task: max(len(one[task]) for one in scores.values()) - len(shared[task]) for task in tasks},
         "paper": published.shares(tasks) if published else {},
-        "lenient": {name: lenient_scores(found[name], shared) for name in names} if published else {},
-        "lengths": {name: response_lengths([found[name][task] for task in tasks]) for name in names},
+        "lenient": {name: estimates(values(name, lenient=True)) for name in found} if published else {},
+        "lengths": {name: response_lengths([one[task] for task in tasks]) for name, one in found.items()},
         "paper_notes": list(published.notes) if published else [],
-        "notes": unlike_settings(dict(zip(names, map(read_settings, map(Path, runs)), strict=True)), tasks),
+        "notes": unlike_settings({name: read_settings(run) for name, run in directories.items()}, tasks),
     }
     return Comparison(summary, {name: {task: one[task] for task in tasks} for name, one in found.items()})
 
@@ -87,22 +104,18 @@ def run_names(runs: Sequence[str | Path]) -> list[str]:
     raise ValueError(f"the same run is given twice: {', '.join(map(str, runs))}.")
 
 
-def read_results(run: Path) -> dict[str, Result]:
-    """The graded responses of a run, per task."""
-    return {task: read_result(run, task) for task in graded_tasks(run)}
+def shared_problems(runs: Sequence[Mapping[str, float]], task: str) -> list[str]:
+    """The problems that every run has, in the first one's order."""
+    shared = [problem for problem in runs[0] if all(problem in one for one in runs)]
+    if not shared:
+        raise ValueError(f"the runs answered different problems of {task!r}: none is in all of them.")
+    return shared
 
 
-def problem_scores(result: Result, *, lenient: bool = False) -> PerProblem:
-    samples: dict[str, list[bool]] = {}
-    for generation, grade in zip(result.generations, result.grades, strict=True):
-        samples.setdefault(generation.problem, []).append(grade.correct or (lenient and grade.lenient))
-    return {problem: float(np.mean(correct)) for problem, correct in samples.items()}
-
-
-def lenient_scores(results: Mapping[str, Result], shared: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Accuracies by the lenient score, over the same problems as the strict ones."""
-    found = {task: problem_scores(results[task], lenient=True) for task in shared}
-    return _accuracies({task: _values(found[task], problems) for task, problems in shared.items()})
+def estimates(per_task: Mapping[str, stats.Scores]) -> dict[str, Any]:
+    """The means of one value per problem, by task and over tasks."""
+    found = {task: asdict(stats.mean_over_problems(values)) for task, values in per_task.items()}
+    return {**found, "macro": asdict(stats.macro_average(list(per_task.values())))}
 
 
 def response_lengths(results: Sequence[Result]) -> dict[str, float]:
@@ -111,21 +124,20 @@ def response_lengths(results: Sequence[Result]) -> dict[str, float]:
     tokens = np.array([one.tokens for one in drawn])
     if not tokens.any():
         return {}
-    p25, p75 = np.quantile(tokens, [0.25, 0.75])
+    p25, p75 = map(float, np.quantile(tokens, [0.25, 0.75]))
     cut = float(np.mean([one.finish == "length" for one in drawn]))
-    return {"mean": float(tokens.mean()), "p25": float(p25), "p75": float(p75), "truncated": cut}
+    return {"mean": float(tokens.mean()), "p25": p25, "p75": p75, "truncated": cut}
 
 
 def read_settings(run: Path) -> dict[str, dict[str, Any]]:
     """How each task of a run was drawn, asked and read, as far as its settings.json says."""
-    recorded = EvalDirectory(run).settings()
     return {
         task: {
             **one["protocol"],
             **{name: one["about"][name] for name in ("backend", "dtype")},
             **({"reading": one["reading"]} if one.get("reading") else {}),
         }
-        for task, one in recorded.items()
+        for task, one in EvalDirectory(run).settings().items()
     }
 
 
@@ -142,37 +154,7 @@ def unlike_settings(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], tasks: 
     return [f"{', '.join(names)}: {text}." for text, names in concerned.items()]
 
 
-def shared_problems(runs: Sequence[PerProblem], task: str) -> list[str]:
-    """The problems that every run has, in the first one's order."""
-    shared = [problem for problem in runs[0] if all(problem in one for one in runs)]
-    if not shared:
-        raise ValueError(f"the runs answered different problems of {task!r}: none is in all of them.")
-    return shared
-
-
-def _values(scores: PerProblem, problems: Sequence[str]) -> stats.Scores:
-    return np.array([scores[problem] for problem in problems])
-
-
-def _accuracies(per_task: Mapping[str, stats.Scores]) -> dict[str, Any]:
-    found = {task: asdict(stats.mean_over_problems(values)) for task, values in per_task.items()}
-    return {**found, "macro": asdict(stats.macro_average(list(per_task.values())))}
-
-
-def _differences(a: Mapping[str, stats.Scores], b: Mapping[str, stats.Scores]) -> dict[str, Any]:
-    found = {task: asdict(stats.paired_difference(a[task], b[task])) for task in a}
-    return {**found, "macro": asdict(stats.macro_average([b[task] - a[task] for task in a]))}
-
-
-def to_markdown(summary: Mapping[str, Any]) -> str:
-    """The comparison's tables and notes."""
-    lines: list[str] = []
-    for title, columns, rows in tables(summary):
-        lines += [title, "", *markdown_table(columns, rows), ""]
-    return "\n".join([*lines, *(f"- {note}" for note in notes_of(summary)), ""])
-
-
-def tables(summary: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+def tables(summary: Mapping[str, Any]) -> list[Table]:
     """Title, columns and rows of each table, in per cent: accuracies, then paired differences from the first run."""
     tasks = [*summary["problems"], "macro"]
     rows = []
@@ -182,7 +164,7 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[s
             rows.append([f"{name}, lenient", *(with_interval(lenient[task]) for task in tasks)])
     for name, cells in summary["paper"].items():
         rows.append([f"{name} (published)", *(percent(cells.get(task, float("nan")), 2) for task in tasks)])
-    found = [("Accuracy, % [95 % interval]", ["", *tasks], rows)]
+    found: list[Table] = [("Accuracy, % [95 % interval]", ["", *tasks], rows)]
     if summary["difference"]:
         title = f"Difference from {summary['baseline']}, paired by problem, points [95 % interval]"
         rows = [[name, *(_signed(cells[task]) for task in tasks)] for name, cells in summary["difference"].items()]
@@ -214,66 +196,42 @@ def _signed(estimate: Mapping[str, float]) -> str:
     return f"{mean}{'*' if certain else ''} [{low}, {high}]"
 
 
-def write_comparison_page(comparison: Comparison, path: Path) -> Path:
-    """Tables and plots, then every problem with the responses of all runs side by side, those that changed first."""
-    summary, results = comparison.summary, comparison.results
-    body = "".join(page.table(columns, rows, title) for title, columns, rows in tables(summary))
-    body += paragraphs(notes_of(summary))
-    body += page.figure(difference_figure(summary), "Difference in accuracy, percentage points, with 95 % intervals")
-    if any(summary["lengths"].values()):
-        body += page.figure(lengths_figure(summary), "Response length and accuracy: mean tokens, 25–75 % of responses")
-    if len(results) > 1:
-        caption = (
-            f"Each problem's share of right samples beside that of {summary['baseline']}; on the line nothing changed"
-        )
-        body += page.figure(problems_figure(results), caption, height=420)
-    return page.write_page(path, page_with_reader("Comparison with " + summary["baseline"], body, results))
+def difference_figure(summary: Mapping[str, Any]) -> Any:
+    """Paired differences with intervals around the line of no difference."""
+    tasks = [*summary["problems"], "macro"]
+    traces = [
+        {"x": tasks, "name": name, "mode": "markers", **points_with_intervals([cells[task] for task in tasks])}
+        for name, cells in (summary["difference"] or summary["accuracy"]).items()
+    ]
+    return plot(traces, y="points", scattermode="group")
 
 
 def lengths_figure(summary: Mapping[str, Any]) -> Any:
     """Macro accuracy over the length of responses, one point per run, with the band of the middle half."""
-    import plotly.graph_objects as go
-
     traces = []
     for name, one in summary["lengths"].items():
         if one:
             band = {"type": "data", "array": [one["p75"] - one["mean"]], "arrayminus": [one["mean"] - one["p25"]]}
             point = points_with_intervals([summary["accuracy"][name]["macro"]])
-            traces.append(go.Scatter(x=[one["mean"]], name=name, mode="markers", **point, error_x=band))
-    return go.Figure(traces, go.Layout(xaxis={"title": "tokens"}, yaxis={"title": "accuracy, %"}))
+            traces.append({"x": [one["mean"]], "name": name, "mode": "markers", **point, "error_x": band})
+    return plot(traces, "tokens", "accuracy, %")
 
 
 def problems_figure(results: Mapping[str, Mapping[str, Result]]) -> Any:
     """Every problem as a point: its share of right samples in the first run and in another."""
-    import plotly.graph_objects as go
-
-    (_, first), *others = results.items()
-    traces = [go.Scatter(x=[0, 100], y=[0, 100], mode="lines", showlegend=False, hoverinfo="skip",
-                         line={"dash": "dot", "color": page.GREY})]  # fmt: skip
-    for name, run in others:
-        pairs = Counter(
-            (round(100 * before[problem], 2), round(100 * after[problem], 2))
-            for task in first
-            for before, after in [(problem_scores(first[task]), problem_scores(run[task]))]
-            for problem in before
-            if problem in after
-        )
-        size = [4 + 3 * float(np.sqrt(count)) for count in pairs.values()]
-        text = [f"{count} problems" for count in pairs.values()]
-        x, y = zip(*pairs, strict=True)
-        traces.append(go.Scatter(x=x, y=y, text=text, name=name, mode="markers", marker={"size": size, "opacity": 0.6}))
-    axes = {"xaxis": {"title": f"{next(iter(results))}, %"}, "yaxis": {"title": "the other, %"}}
-    return go.Figure(traces, go.Layout(**axes))
-
-
-def difference_figure(summary: Mapping[str, Any]) -> Any:
-    """Paired differences with intervals around the line of no difference."""
-    import plotly.graph_objects as go
-
-    tasks = [*summary["problems"], "macro"]
-    shown = summary["difference"] or summary["accuracy"]
-    traces = [
-        go.Scatter(x=tasks, name=name, mode="markers", **points_with_intervals([cells[task] for task in tasks]))
-        for name, cells in shown.items()
+    line = {"dash": "dot", "color": page.GREY}
+    traces: list[dict[str, Any]] = [
+        {"x": [0, 100], "y": [0, 100], "mode": "lines", "showlegend": False, "hoverinfo": "skip", "line": line}
     ]
-    return go.Figure(traces, go.Layout(yaxis={"title": "points"}, scattermode="group"))
+    (baseline, first), *others = results.items()
+    for name, run in others:
+        pairs: Counter[tuple[float, float]] = Counter()
+        for task in first:
+            before, after = first[task].per_problem(), run[task].per_problem()
+            both = [(before[problem], after[problem]) for problem in before if problem in after]
+            pairs.update((round(100 * x, 2), round(100 * y, 2)) for x, y in both)
+        x, y = zip(*pairs, strict=True)
+        marker = {"size": [4 + 3 * float(np.sqrt(count)) for count in pairs.values()], "opacity": 0.6}
+        text = [f"{count} problems" for count in pairs.values()]
+        traces.append({"x": x, "y": y, "text": text, "name": name, "mode": "markers", "marker": marker})
+    return plot(traces, f"{baseline}, %", "the other, %")

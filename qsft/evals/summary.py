@@ -16,6 +16,7 @@ READINGS = {
     "first": "the paper's rule, whose first match scores higher here",
     "last": "the paper's rule, whose last match scores higher here",
 }
+Table = tuple[str, Sequence[str], list[list[str]]]  # title, columns, rows
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,17 @@ class Result:
     problems: Sequence[Problem] = field(default=(), repr=False)
     reading: str | None = None  # of multiple choice: which of READINGS the grades are
 
-    def matrix(self, values: Sequence[float | bool]) -> stats.Scores:
-        """Values of the samples as [problem, sample]."""
-        return np.asarray(values, dtype=float).reshape(-1, self.samples)
-
     @property
     def scores(self) -> stats.Scores:
         """1 where a sample is correct, [problem, sample]."""
-        return self.matrix([grade.correct for grade in self.grades])
+        return np.array([grade.correct for grade in self.grades], dtype=float).reshape(-1, self.samples)
+
+    def per_problem(self, *, lenient: bool = False) -> dict[str, float]:
+        """Each problem's share of right samples."""
+        samples: dict[str, list[bool]] = {}
+        for generation, grade in zip(self.generations, self.grades, strict=True):
+            samples.setdefault(generation.problem, []).append(grade.correct or (lenient and grade.lenient))
+        return {problem: float(np.mean(right)) for problem, right in samples.items()}
 
     def readings(self) -> dict[str, float]:
         """The share of right answers by each reading of multiple choice."""
@@ -58,7 +62,7 @@ class Report:
         return float(self.summary["tasks"][task]["acc"]["mean"])
 
     def __str__(self) -> str:
-        return to_markdown(self.summary)
+        return to_markdown([task_table(self.summary)], notes_of(self.summary))
 
 
 def make_report(
@@ -70,8 +74,8 @@ def make_report(
     """The report of a run: each task's numbers, the macro average, the settings and what a reader should know."""
     tasks = {one.task: {**task_numbers(one), "notes": notes.get(one.task, [])} for one in results}
     macro = {
-        name: asdict(stats.macro_average([_per_problem(one, name) for one in results]))
-        for name in ("acc", "acc_lenient")
+        name: asdict(stats.macro_average([_values(one.per_problem(lenient=lenient)) for one in results]))
+        for name, lenient in (("acc", False), ("acc_lenient", True))
     }
     summary = {"tasks": tasks, "macro": macro, "settings": dict(settings), "left_out": dict(left_out or {})}
     return Report(summary, {one.task: one for one in results})
@@ -79,22 +83,26 @@ def make_report(
 
 def task_numbers(result: Result) -> dict[str, Any]:
     """Everything a report says about one task; shares are between 0 and 1."""
-    grades, generations, n = result.grades, result.generations, result.samples
-    scores = result.scores
+    grades, generations, n, scores = result.grades, result.generations, result.samples, result.scores
     correct = scores.sum(axis=1).astype(int)
     votes = [grades[i : i + n] for i in range(0, len(grades), n)]
+    ladder = sorted({2**power for power in range(n.bit_length())} | {n})  # 1, 2, 4, … and n itself
+
+    def share(values: list[bool]) -> float:
+        return float(np.mean(values))
+
     return {
         "problems": len(scores),
         "samples": n,
-        "acc": asdict(stats.mean_over_problems(scores.mean(axis=1))),
-        "acc_lenient": asdict(stats.mean_over_problems(_per_problem(result, "acc_lenient"))),
+        "acc": asdict(stats.mean_over_problems(_values(result.per_problem()))),
+        "acc_lenient": asdict(stats.mean_over_problems(_values(result.per_problem(lenient=True)))),
         "runs": stats.run_spread(scores),
-        "pass_at": {str(k): float(np.mean([stats.pass_at(c, n, k) for c in correct])) for k in _ladder(n)},
+        "pass_at": {str(k): float(np.mean([stats.pass_at(c, n, k) for c in correct])) for k in ladder},
         "majority": float(np.mean([stats.majority([g.answer for g in v], [g.correct for g in v]) for v in votes])),
-        "no_answer": float(np.mean([grade.answer is None and not grade.ungraded for grade in grades])),
-        "grading_failures": float(np.mean([grade.failure is not None for grade in grades])),
-        "grading_timeouts": float(np.mean([grade.timed_out for grade in grades])),
-        "truncated": float(np.mean([generation.finish == "length" for generation in generations])),
+        "no_answer": share([grade.answer is None and not grade.ungraded for grade in grades]),
+        "grading_failures": share([grade.failure is not None for grade in grades]),
+        "grading_timeouts": share([grade.timed_out for grade in grades]),
+        "truncated": share([generation.finish == "length" for generation in generations]),
         **({"reading": result.reading, "readings": result.readings()} if result.reading else {}),
         "tokens": token_numbers(np.array([generation.tokens for generation in generations]), scores.ravel() > 0),
     }
@@ -102,21 +110,14 @@ def task_numbers(result: Result) -> dict[str, Any]:
 
 def token_numbers(tokens: np.ndarray, correct: np.ndarray) -> dict[str, float | None]:
     """The lengths of responses: mean and quartiles, and the means of right and wrong ones (None without any)."""
-    p25, p50, p75 = np.quantile(tokens, [0.25, 0.5, 0.75])
+    p25, p50, p75 = map(float, np.quantile(tokens, [0.25, 0.5, 0.75]))
     means = {name: float(tokens[mask].mean()) if mask.any() else None for name, mask in
              (("correct", correct), ("wrong", ~correct))}  # fmt: skip
-    return {"mean": float(tokens.mean()), "p25": float(p25), "p50": float(p50), "p75": float(p75), **means}
+    return {"mean": float(tokens.mean()), "p25": p25, "p50": p50, "p75": p75, **means}
 
 
-def _per_problem(result: Result, name: str) -> stats.Scores:
-    lenient = [grade.lenient or grade.correct for grade in result.grades]
-    scores = result.matrix(lenient) if name == "acc_lenient" else result.scores
-    return np.asarray(scores.mean(axis=1))
-
-
-def _ladder(n: int) -> list[int]:
-    """1, 2, 4, … and n itself."""
-    return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
+def _values(per_problem: Mapping[str, float]) -> stats.Scores:
+    return np.array(list(per_problem.values()))
 
 
 COLUMNS = (
@@ -125,14 +126,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def to_markdown(summary: Mapping[str, Any]) -> str:
-    """The summary as a table in per cent, followed by what a reader should know."""
-    notes = [f"- {note}" for note in notes_of(summary)]
-    return "\n".join([*markdown_table(COLUMNS, table_rows(summary)), "", *notes, ""])
-
-
-def table_rows(summary: Mapping[str, Any]) -> list[list[str]]:
-    """One row per task and one for their average, under COLUMNS."""
+def task_table(summary: Mapping[str, Any]) -> Table:
+    """One row per task and one for their average, in per cent."""
     rows = [
         [
             name, str(task["problems"]), str(task["samples"]), with_interval(task["acc"]),
@@ -144,13 +139,22 @@ def table_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     ]  # fmt: skip
     macro = summary["macro"]
     average = [with_interval(macro["acc"]), percent(macro["acc"]["se"], 2), percent(macro["acc_lenient"]["mean"])]
-    return [*rows, ["macro", "", "", *average, *[""] * 6]]
+    return "", COLUMNS, [*rows, ["macro", "", "", *average, *[""] * 6]]
 
 
 def notes_of(summary: Mapping[str, Any]) -> list[str]:
+    """What a reader should know, each once."""
     notes = [note for task in summary["tasks"].values() for note in task["notes"]]
     notes += [f"{task} is left out: {why}." for task, why in summary.get("left_out", {}).items()]
     return list(dict.fromkeys(notes))
+
+
+def to_markdown(tables: Sequence[Table], notes: Sequence[str]) -> str:
+    """Tables with their titles, then the notes."""
+    lines: list[str] = []
+    for title, columns, rows in tables:
+        lines += [*([title, ""] if title else []), *markdown_table(columns, rows), ""]
+    return "\n".join([*lines, *(f"- {note}" for note in notes), ""])
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from qsft import page
 from qsft.evals import stats
-from qsft.evals.comparison import problem_scores
 from qsft.evals.eval_directory import graded_tasks, read_result
 from qsft.evals.published import Published, paper, published_setting
 from qsft.evals.report_page import paragraphs, points_with_intervals
@@ -118,7 +117,7 @@ def _setting(name: str, evaluations: Sequence[Evaluated]) -> dict[str, Any]:
 def _cell(one: Evaluated, tasks: Sequence[str]) -> dict[str, Any]:
     results = [read_result(one.directory, task) for task in tasks]
     scores, lenient = (
-        [np.array(list(problem_scores(result, lenient=lenient).values())) for result in results]
+        [np.array(list(result.per_problem(lenient=lenient).values())) for result in results]
         for lenient in (False, True)
     )
     return {

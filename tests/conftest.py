@@ -76,6 +76,15 @@ def learned(made_once):
 
 
 @pytest.fixture(scope="session")
+def judges():
+    """Grading processes, started once: each imports sympy for seconds."""
+    from qsft.evals.grade import Judges
+
+    with Judges() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="session")
 def tiny_files(tmp_path_factory, tiny_tokenizer):
     """Student, teacher (with a head of another padded size) and 70 rows of every data set."""
     folder = tmp_path_factory.mktemp("tiny")

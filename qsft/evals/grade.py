@@ -9,12 +9,12 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from queue import LifoQueue
 from typing import Any
 
 from qsft.evals.boxes import after_thinking, last_boxed
@@ -81,13 +81,20 @@ class Judges:
     """
 
     def __init__(self, processes: int | None = None, time_limit: float = TIME_LIMIT) -> None:
-        count = processes or min(MOST_JUDGES, _cpus())
-        self._idle: LifoQueue[_Judge] = LifoQueue()  # the one that worked last works next: few are started for little
-        judges = [_Judge(time_limit) for _ in range(count)]
-        for judge in judges:
-            self._idle.put(judge)
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="judge")
-        self._stop = weakref.finalize(self, _stop_all, judges)
+        mine = threading.local()  # each thread has a judge; one that is idle works before another is started
+        judges: list[_Judge] = []
+
+        def start() -> None:
+            mine.judge = _Judge(time_limit)
+            judges.append(mine.judge)
+
+        def stop() -> None:
+            for judge in judges:
+                judge.stop()
+
+        self._judges, self._stop = judges, weakref.finalize(self, stop)
+        self._threads = ThreadPoolExecutor(processes or min(MOST_JUDGES, _cpus()), "judge", start)
+        self._grade: Callable[[Mapping[str, Any]], Grade] = lambda case: mine.judge.grade(case)
         self._known: dict[str, Future[Grade]] = {}
 
     def submit(
@@ -110,13 +117,6 @@ class Judges:
                 self._known.clear()
             self._known[key] = self._threads.submit(self._grade, case)
         return self._known[key]
-
-    def _grade(self, case: Mapping[str, Any]) -> Grade:
-        judge = self._idle.get()
-        try:
-            return judge.grade(case)
-        finally:
-            self._idle.put(judge)
 
     def close(self) -> None:
         """Stop the processes; what was not graded yet is dropped."""
@@ -179,11 +179,6 @@ class _Judge:
             self.process.kill()
             self.process.communicate()
             self.process = None
-
-
-def _stop_all(judges: list[_Judge]) -> None:
-    for judge in judges:
-        judge.stop()
 
 
 def _cpus() -> int:

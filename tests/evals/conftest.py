@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import nullcontext
 
 import pytest
 from browser import browser, chromium  # noqa: F401  (fixtures)
@@ -38,6 +39,12 @@ def sum_file(tmp_path_factory):
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+@pytest.fixture(autouse=True)
+def shared_judges(judges, monkeypatch):
+    """Evaluations grade with the session's processes, which take seconds to start."""
+    monkeypatch.setattr("qsft.evals.evaluate.Judges", lambda: nullcontext(judges))
 
 
 @pytest.fixture

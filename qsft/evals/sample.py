@@ -2,6 +2,8 @@
 
 Prompts are sorted by length and prefilled once for all their samples; finished rows make room for waiting ones; every
 random number is a function of (seed, problem, sample, step, token), so the batch never matters beyond rounding.
+Caches of different lengths are joined by padding the shorter on the left, where the mask hides it; a model whose cache
+is not a plain one (sliding windows, states) finishes its batch before the next one begins.
 """
 
 import inspect
@@ -12,16 +14,20 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TopKLogitsWarper, TopPLogitsWarper
+from transformers.cache_utils import DynamicLayer
 
-from qsft.evals.decode import Batch
-from qsft.evals.noise import gumbel
+from qsft.evals.noise import gumbel, row_key
 from qsft.evals.protocol import Sampling
-from qsft.evals.request import Generation, Request, Row, Stops, context_of, plan
+from qsft.evals.request import TEXT_CHECK, Generation, Request, Row, Stops, context_of, plan
 
 MOST_ROWS = 512
 CPU_MEMORY = 2 << 30
 OPTIONAL = {"position_ids", "logits_to_keep"}  # not every architecture takes them, and none needs to
+# One value (or line) per row of the batch, all on the model's device. `steps` counts the tokens a row has written.
+PER_ROW = ("keys", "limits", "steps", "running", "positions", "mask", "logits")
+ROOM = 0.875  # rows leave and join together, once an eighth is finished: each time copies the whole cache
 
 
 class Sampler:
@@ -75,8 +81,7 @@ class Sampler:
         batch, waiting = Batch(self), deque(rows)
         while waiting or batch.unfinished:
             with torch.no_grad():
-                joining = min(batch.takes(size), len(waiting))
-                if joining:
+                if joining := min(batch.takes(size), len(waiting)):
                     batch.join([waiting.popleft() for _ in range(joining)])
                 finished = batch.step()
             yield from finished
@@ -108,3 +113,146 @@ class Sampler:
         cache = 2 * config.num_hidden_layers * heads * width * length * self.model.dtype.itemsize
         free = torch.cuda.mem_get_info(self.model.device)[0] // 2 if self.model.device.type == "cuda" else CPU_MEMORY
         return int(max(1, min(MOST_ROWS, free // (cache + 48 * config.vocab_size))))
+
+
+class Batch:
+    """The rows that are decoded together; `rows` and `written` have one entry per row, in the order of the tensors."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.rows: list[Row] = []
+        self.written: list[list[int]] = []
+        self.cache: Any = None
+        self.tensors: dict[str, Tensor] = {}
+
+    @property
+    def unfinished(self) -> int:
+        """How many rows are still being decoded."""
+        return int(self.tensors["running"].sum()) if self.rows else 0
+
+    def takes(self, size: int) -> int:
+        """How many waiting rows may join now, in a batch of at most `size`."""
+        unfinished = self.unfinished
+        ready = not unfinished or (unfinished <= ROOM * size and _is_plain(self.cache))
+        return size - unfinished if ready else 0
+
+    def join(self, rows: Sequence[Row]) -> None:
+        """Take in rows, in the place of the finished ones."""
+        self.drop_finished()
+        cache, tensors = self._prefill(rows)
+        if not self.rows:
+            self.cache, self.tensors = cache, tensors
+        else:
+            width = max(self.tensors["mask"].shape[1], tensors["mask"].shape[1])
+            _join_caches(self.cache, cache, width)
+            for batch in (self.tensors, tensors):
+                batch["mask"] = pad(batch["mask"], (width - batch["mask"].shape[1], 0))
+            self.tensors = {name: torch.cat([self.tensors[name], tensors[name]]) for name in PER_ROW}
+        self.rows += rows
+        self.written += [[] for _ in rows]
+
+    def _prefill(self, rows: Sequence[Row]) -> tuple[Any, dict[str, Tensor]]:
+        """Cache and tensors after the prompts; equal prompts are computed once and copied to all their samples."""
+        device = self.sampler.model.device
+        prompts = list(dict.fromkeys(row.prompt for row in rows))
+        which = {prompt: index for index, prompt in enumerate(prompts)}
+        width = max(map(len, prompts))
+        ids = torch.tensor([[self.sampler.pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]).to(device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        out = self.sampler.forward(
+            input_ids=ids.to(device), attention_mask=mask, position_ids=positions, logits_to_keep=1
+        )
+        spread = torch.tensor([which[row.prompt] for row in rows], device=device)
+        out.past_key_values.batch_select_indices(spread)
+        seed = self.sampler.sampling.seed
+        return out.past_key_values, {
+            "keys": torch.tensor([row_key(seed, r.request.problem, r.request.sample) for r in rows], device=device),
+            "limits": torch.tensor([row.limit for row in rows], device=device),
+            "steps": torch.zeros(len(rows), dtype=torch.long, device=device),
+            "running": torch.ones(len(rows), dtype=torch.bool, device=device),
+            "positions": positions[spread, -1],
+            "mask": mask[spread],
+            "logits": out.logits[:, -1][spread],
+        }
+
+    def step(self) -> list[Generation]:
+        """Write a token to every row; the responses that ended with it."""
+        now = self.tensors
+        tokens = self.sampler.choose(now["logits"], now["keys"], now["steps"])
+        now["steps"] = now["steps"] + 1
+        for ids, token in zip(self.written, tokens.tolist()):
+            ids.append(token)
+        ended = (self.sampler.stops.among(tokens) | (now["steps"] >= now["limits"])) & now["running"]
+        places = sorted({*ended.nonzero().flatten().tolist(), *self._at_a_stop_string()})
+        now["running"][places] = False
+        finished = [self._generation(place) for place in places]
+        if self.unfinished:
+            tokens = tokens[self.drop_finished(ROOM)]
+            self._advance(tokens)
+        else:
+            self.rows, self.written = [], []
+        return finished
+
+    def _at_a_stop_string(self) -> list[int]:
+        """The running rows that wrote a stop string; looked for now and then, and cut exactly afterwards."""
+        stops = self.sampler.stops
+        if not stops.texts:
+            return []
+        running = self.tensors["running"].tolist()
+        due = [i for i, ids in enumerate(self.written) if running[i] and len(ids) % TEXT_CHECK == 0]
+        return [place for place in due if stops.near_the_end(self.written[place])]
+
+    def drop_finished(self, room: float = 1.0) -> Int[Tensor, " B"]:
+        """The places of the rows that stay: the unfinished, or all while more than `room` of them are."""
+        if not self.rows:
+            return torch.empty(0, dtype=torch.long)
+        running = self.tensors["running"]
+        keep = running.nonzero().flatten()
+        if len(keep) == len(running) or len(keep) > room * len(running):
+            return torch.arange(len(running), device=running.device)
+        self.cache.batch_select_indices(keep)
+        self.tensors = {name: value[keep] for name, value in self.tensors.items()}
+        kept = keep.tolist()
+        self.rows, self.written = [self.rows[i] for i in kept], [self.written[i] for i in kept]
+        self._trim()
+        return keep
+
+    def _trim(self) -> None:
+        """Cut the columns that are padding in every row that is left."""
+        if _is_plain(self.cache):
+            start = int(self.tensors["mask"].any(dim=0).int().argmax())
+            self.tensors["mask"] = self.tensors["mask"][:, start:]
+            for layer in self.cache.layers:
+                layer.keys, layer.values = layer.keys[:, :, start:], layer.values[:, :, start:]
+
+    def _advance(self, tokens: Int[Tensor, " B"]) -> None:
+        """The logits after the tokens just written."""
+        now = self.tensors
+        now["positions"] = now["positions"] + 1
+        now["mask"] = pad(now["mask"], (0, 1), value=1)
+        out = self.sampler.forward(
+            input_ids=tokens[:, None],
+            attention_mask=now["mask"],
+            position_ids=now["positions"][:, None],
+            past_key_values=self.cache,
+            logits_to_keep=1,
+        )
+        now["logits"] = out.logits[:, -1]
+
+    def _generation(self, place: int) -> Generation:
+        request, ids = self.rows[place].request, self.written[place]
+        return Generation(request.problem, request.sample, *self.sampler.stops.cut(ids), ids)
+
+
+def _is_plain(cache: Any) -> bool:
+    """Whether a cache is keys and values of every position and nothing else, so that columns can be added or cut."""
+    return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
+
+
+def _join_caches(first: Any, second: Any, width: int) -> None:
+    """Put the rows of `second` behind those of `first`; both are padded on the left to `width` columns."""
+    for ours, theirs in zip(first.layers, second.layers, strict=True):
+        for name in ("keys", "values"):
+            parts = [getattr(layer, name) for layer in (ours, theirs)]
+            setattr(ours, name, torch.cat([pad(part, (0, 0, width - part.shape[2], 0)) for part in parts]))

@@ -146,11 +146,6 @@ def same_number(gold: Fraction | float, answer: Fraction | float) -> bool:
     return round(gold, DECIMALS) == round(answer, DECIMALS)
 
 
-def scientific(text: str) -> str:
-    r"""The text with 4.5e33 written as 4.5 \times 10^{33}, which math-verify reads as a number."""
-    return _E_NOTATION.sub(r"\1 \\times 10^{\2}", text)
-
-
 def split_answers(text: str) -> list[str]:
     """The answers of a list, split at commas and words outside every bracket; outer set braces are dropped."""
     text = text.strip().strip("$")
@@ -215,7 +210,8 @@ def _expressions(answer: str) -> list[Any]:
     """The parsed answer; nothing when it is undefined: 6:00 parses to 6/0, and so does every other hour."""
     import sympy
 
-    parsed = _parse(r"\boxed{" + scientific(answer) + "}")
+    answer = _E_NOTATION.sub(r"\1 \\times 10^{\2}", answer)  # 4.5e33 is no number to math-verify
+    parsed = _parse(r"\boxed{" + answer + "}")
     undefined = any(isinstance(one, sympy.Basic) and one.has(sympy.zoo, sympy.nan) for one in parsed)
     return [] if undefined else [one for one in parsed if not isinstance(one, str)]
 

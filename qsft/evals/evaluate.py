@@ -133,8 +133,8 @@ def agree_on_settings(
 
 def _refuse_change(run: TaskRun, record: Mapping[str, Any], recorded: Mapping[str, Any] | None, directory: str) -> None:
     """Refuse other settings than the recorded. More samples or problems add to what is there, fewer would delete."""
-    what, ways_out = f"{directory} holds generations of {run.name!r}", "Give another --output_dir, or --fresh to delete"
-    ways_out += " them and start again."
+    what = f"{directory} holds generations of {run.name!r}"
+    ways_out = "Give another --output_dir, or --fresh to delete them and start again."
     if recorded is None:
         raise ValueError(
             f"{what}, but its settings.json does not say what made them, so they cannot be continued. {ways_out}"

@@ -160,4 +160,4 @@ class VllmSampler:
                 "is kept: rerun the command, and look into the engine's log above if it happens again."
             )
         text, tokens, _ = self.stops.cut(completion.token_ids)
-        return Generation(request.problem, request.sample, text, tokens, reason)
+        return Generation(request.problem, request.sample, text, tokens, reason, completion.token_ids)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 Scores = NDArray[np.float64]
 
 RESAMPLES = 10_000
-LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,9 @@ def bootstrap(values: Scores, seed: int = 0, resamples: int = RESAMPLES) -> Scor
     return drawn @ levels / len(values)
 
 
-def interval(resampled: Scores, level: float = LEVEL) -> tuple[float, float]:
-    """The central interval of resampled means."""
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+def interval(resampled: Scores) -> tuple[float, float]:
+    """The central 95 % of resampled means."""
+    low, high = np.quantile(resampled, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -92,11 +91,8 @@ def majority(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> flo
 def run_spread(scores: Scores) -> dict[str, float]:
     """How far the n runs lie apart: standard deviation, lowest and highest accuracy of a column."""
     runs = scores.mean(axis=0)
-    return {
-        "std": float(runs.std(ddof=1)) if len(runs) > 1 else 0.0,
-        "min": float(runs.min()),
-        "max": float(runs.max()),
-    }
+    std = float(runs.std(ddof=1)) if len(runs) > 1 else 0.0
+    return {"std": std, "min": float(runs.min()), "max": float(runs.max())}
 
 
 def paired_difference(a: Scores, b: Scores, seed: int = 0) -> Estimate:

@@ -10,10 +10,9 @@ from typing import Any
 
 from qsft.data.prompts import Prompt, find_preset
 from qsft.evals.grade import Grade, Judges
-from qsft.evals.problems import load_problems
 from qsft.evals.protocol import Protocol
 from qsft.evals.request import Generation
-from qsft.evals.tasks import Problem, Task
+from qsft.evals.tasks import Problem, Task, load_problems
 from qsft.fingerprints import digest_json
 from qsft.ledger import Key
 

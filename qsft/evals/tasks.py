@@ -1,10 +1,16 @@
 """The benchmarks as data: where their rows are, which fields hold question and gold, how many rows they have.
 
+Rows become problems, each checked before any model is loaded: of a local JSONL file, or of the hub.
+
 A task of one's own is one line, `Task("mine", hub="me/mine", question=("q",), gold=("a",))`, or just a JSONL file.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,8 @@ from qsft.evals.request import Generation
 from qsft.files import read_lines
 from qsft.ledger import check_stage
 from qsft.targets.did_you_mean import did_you_mean
+
+Placed = tuple[str, Mapping[str, Any]]  # where a row stands (for messages), what it holds
 
 
 @dataclass(frozen=True)
@@ -130,3 +138,143 @@ def _task_of(path: Path) -> Task:
 def describe(task: Task) -> dict[str, Any]:
     """What a report says about where a task's rows came from."""
     return {"hub": task.hub, "split": task.split, "source": task.source, "published_rows": task.rows}
+
+
+def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | None = None) -> list[Problem]:
+    """The problems of a task, in the order of its rows; wrong rows are refused by line and field.
+
+    Repeated problems are renamed if the benchmark was published with them, refused otherwise.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit={limit} leaves no problem of {task.name}; it must be 1 or more.")
+    if task.problems is not None:
+        placed = [(f"problem {i}", problem) for i, problem in enumerate(task.problems)]
+    else:
+        rows = read_rows(task, Path(data_dir) if data_dir is not None else None)
+        placed = [(place, to_problem(row, task, place)) for place, row in rows]
+    if not placed:
+        raise ValueError(f"task {task.name!r} has no problems: {task.path or data_dir or task.hub} is empty.")
+    first: dict[str, str] = {}
+    seen: Counter[str] = Counter()
+    problems = []
+    for place, problem in placed:
+        if first.setdefault(problem.id, place) != place and len(placed) != task.rows:
+            raise ValueError(
+                f"{place}: the same problem as {first[problem.id]}, so task {task.name!r} would count it twice. "
+                "Remove one of them."
+            )
+        seen[problem.id] += 1
+        repeat = f"-{seen[problem.id]}" if seen[problem.id] > 1 else ""
+        problems.append(replace(problem, id=problem.id + repeat))
+    return problems[:limit]
+
+
+def to_problem(row: Mapping[str, Any], task: Task, place: str) -> Problem:
+    """The problem a row holds; `place` is what an error calls the row."""
+    question = str(_value(row, task.question, place, task)).strip()
+    options = _options(_value(row, ("options",), place, task), place) if task.multiple_choice else None
+    gold = _gold(row, task, place)
+    gold = gold if options is None else _letter(gold, options, place)
+    return Problem(problem_id(question, options), question, gold, options)
+
+
+def problem_id(question: str, options: Mapping[str, str] | None = None) -> str:
+    """A digest of what is asked; the gold answer is left out, so that a corrected one keeps the generations."""
+    asked = json.dumps([question, sorted(options.items()) if options else None], ensure_ascii=False)
+    return blake2b(asked.encode(), digest_size=8).hexdigest()
+
+
+def read_rows(task: Task, data_dir: Path | None) -> Iterator[Placed]:
+    """The rows of a task: its own file, else data_dir/<name>.jsonl (or the medical sets' one file), else the hub."""
+    path = task.path or (data_dir / f"{task.name}.jsonl" if data_dir is not None else None)
+    if path is not None and path.is_file():
+        numbers = [n for n, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()]
+        for number, row in zip(numbers, read_lines(path, remedy="Write one object per line.")):
+            yield f"{path}:{number}", row
+    elif data_dir is not None and task.file and (data_dir / task.file).is_file():
+        yield from _of_source(data_dir / task.file, task)
+    elif data_dir is not None:
+        raise FileNotFoundError(
+            f"--data_dir has no file for task {task.name!r}: {path} is missing. It holds one JSON object per line with "
+            f"the fields {task.fields}."
+        )
+    else:
+        yield from _of_the_hub(task)
+
+
+def _of_source(path: Path, task: Task) -> Iterator[Placed]:
+    """The rows of one source in a JSON file {source: [row, …]}; names match up to case, dashes and a suffix."""
+
+    def bare(name: str) -> str:
+        return re.sub(r"[\W_]", "", name).casefold()
+
+    sources = json.loads(path.read_text(encoding="utf-8"))
+    found = [name for name in sources if bare(name).startswith(bare(task.source or task.name))]
+    if len(found) != 1:
+        raise ValueError(f"{path}: {len(found)} sources look like {task.source!r}; it has {', '.join(sources)}.")
+    for number, row in enumerate(sources[found[0]]):
+        yield f"{path}: {found[0]}[{number}]", row
+
+
+def _of_the_hub(task: Task) -> Iterator[Placed]:
+    from datasets import load_dataset
+    from huggingface_hub import hf_hub_download
+
+    if task.hub is None:
+        raise ValueError(f"task {task.name!r} has neither problems, a path nor a hub data set. Give it one of them.")
+    try:
+        if task.file:
+            yield from _of_source(Path(hf_hub_download(task.hub, task.file, repo_type="dataset")), task)
+            return
+        data = load_dataset(task.hub, task.config, split=task.split)
+    except OSError as error:  # no network, no such data set, no access: all of them derive from it
+        raise OSError(
+            f"task {task.name!r} could not be read from the hub ({task.hub}): {str(error).splitlines()[0]} "
+            f"Without a network, put its rows into DIR/{task.name}.jsonl (fields {task.fields}) and add --data_dir DIR."
+        ) from error
+    for number, row in enumerate(data):
+        yield f"{task.hub} row {number}", row
+
+
+def _value(row: Mapping[str, Any], names: tuple[str, ...], place: str, task: Task) -> Any:
+    for name in names:
+        if row.get(name) is not None:
+            if isinstance(row[name], str) and not row[name].strip():
+                raise ValueError(f"{place}: field {name!r} is empty. Task {task.name!r} needs {task.fields}.")
+            return row[name]
+    raise ValueError(
+        f"{place}: field {' or '.join(map(repr, names))} is missing. Task {task.name!r} needs {task.fields}; "
+        f"this row has {', '.join(row) or 'none'}."
+    )
+
+
+def _gold(row: Mapping[str, Any], task: Task, place: str) -> Any:
+    gold = _value(row, task.gold, place, task)
+    if isinstance(gold, list):
+        if not gold or any(not str(one).strip() for one in gold):
+            raise ValueError(f"{place}: the list of gold answers is empty or holds an empty one.")
+        return str(gold[0]) if len(gold) == 1 else [str(one) for one in gold]
+    if gold is not row.get("solution"):
+        return gold
+    from qsft.evals.answers import extract
+
+    if not re.search(r"\\boxed\s*\{", str(gold)):
+        raise ValueError(f"{place}: the solution has no \\boxed answer to take as gold. Add a field 'answer'.")
+    return str(extract(str(gold)))
+
+
+def _options(options: Any, place: str) -> dict[str, str]:
+    if isinstance(options, list):
+        options = {chr(ord("A") + index): text for index, text in enumerate(options)}
+    if not isinstance(options, dict) or len(options) < 2:
+        raise ValueError(f"{place}: field 'options' must be a list or {{\"A\": text, …}} of two or more.")
+    # The hub's columns give every row all letters; those that a row does not use are null.
+    return {str(letter).strip().upper(): str(text) for letter, text in options.items() if text is not None}
+
+
+def _letter(gold: Any, options: Mapping[str, str], place: str) -> str:
+    letters = list(options)
+    letter = letters[gold] if isinstance(gold, int) and 0 <= gold < len(letters) else str(gold).strip().upper()
+    if letter not in options:
+        raise ValueError(f"{place}: the gold answer {gold!r} is none of the options {', '.join(letters)}.")
+    return letter

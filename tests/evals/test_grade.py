@@ -147,29 +147,34 @@ def test_numbers_beyond_a_float_are_not_close_to_each_other():
     assert grade(BOX % "10^{400}", "10^{400}").correct
 
 
-def test_garbage_is_wrong_quickly_and_the_judge_survives():
+@pytest.fixture(scope="module")
+def hasty():
+    """One judge that gives an answer a second."""
+    with Judges(1, time_limit=1) as judges:
+        yield judges
+
+
+def test_garbage_is_wrong_quickly_and_the_judge_survives(hasty):
     garbage = r"\boxed{" + r"(]{\frac \sqrt[ " * 6000
-    with Judges(1, time_limit=2) as judges:
-        assert not judges.submit(garbage, "5").result().correct
-        assert not judges.submit("(]{ \\frac " * 10000, "5").result().correct
-        assert judges.submit(BOX % "5", "5").result().correct
+    assert not hasty.submit(garbage, "5").result().correct
+    assert not hasty.submit("(]{ \\frac " * 10000, "5").result().correct
+    assert hasty.submit(BOX % "5", "5").result().correct
 
 
 @pytest.mark.parametrize("hang", ["9^{9^{9^{9^{9}}}}", "(((10!)!)!)!", r"\sum_{n=1}^{10^{30}} \frac{1}{n!+\sin n}"])
-def test_an_expression_that_would_hang_sympy_is_cut_off(hang):
-    with Judges(1, time_limit=1) as judges:
-        graded = judges.submit(BOX % hang, "7").result(timeout=60)
-        assert graded.timed_out
-        assert not graded.correct
-        assert judges.submit(BOX % "7", "7").result().correct
+def test_an_expression_that_would_hang_sympy_is_cut_off(hang, hasty):
+    graded = hasty.submit(BOX % hang, "7").result(timeout=60)
+    assert graded.timed_out
+    assert not graded.correct
+    number = str(len(hang))
+    assert hasty.submit(BOX % number, number).result().correct
 
 
-def test_a_judge_that_no_longer_answers_is_replaced():
-    with Judges(1, time_limit=2.0) as judges:
-        assert judges.submit(BOX % "7", "7").result().correct
-        os.kill(judges._judges[0].process.pid, signal.SIGSTOP)
-        assert judges.submit(BOX % "8", "8").result().timed_out
-        assert judges.submit(BOX % "9", "9").result().correct
+def test_a_judge_that_no_longer_answers_is_replaced(hasty):
+    assert hasty.submit(BOX % "77", "77").result().correct
+    os.kill(hasty._judges[0].process.pid, signal.SIGSTOP)
+    assert hasty.submit(BOX % "88", "88").result().timed_out
+    assert hasty.submit(BOX % "99", "99").result().correct
 
 
 OPTIONS = {"A": "Aspirin", "B": "Beta blocker", "C": "Type 1", "D": "Type 10"}
@@ -359,19 +364,17 @@ def test_boxes_are_found_in_one_pass_however_many_are_open():
     assert [content for *_, content in boxes(r"\boxed{1} \boxed{2 \boxed{3} 4} \boxed{\{5\}}")] == ["1", "3", r"\{5\}"]
 
 
-def test_equal_answers_are_graded_once_and_judges_follow_the_affinity(monkeypatch):
-    with Judges() as judges:
-        assert judges._threads._max_workers == min(16, len(os.sched_getaffinity(0)))
-        futures = [judges.submit(f"sample {i}: " + BOX % "7", "7") for i in range(16)]
-        assert len({id(future) for future in futures}) == 1
-        assert futures[0].result().correct
-        assert judges.submit(BOX % "7", "8") is not futures[0]
+def test_equal_answers_are_graded_once_and_judges_follow_the_affinity(judges):
+    assert judges._threads._max_workers == min(16, len(os.sched_getaffinity(0)))
+    futures = [judges.submit(f"sample {i}: " + BOX % "7", "7") for i in range(16)]
+    assert len({id(future) for future in futures}) == 1
+    assert futures[0].result().correct
+    assert judges.submit(BOX % "7", "8") is not futures[0]
 
 
-def test_two_judges_grade_a_thousand_ordinary_answers():
+def test_judges_grade_a_thousand_ordinary_answers(judges):
     answers = [BOX % f"\\frac{{{i}}}{{{i % 7 + 2}}}" for i in range(1000)]
     golds = [f"{i}/{i % 7 + 2}" if i % 3 else str(i + 1) for i in range(1000)]
-    with Judges(2) as judges:
-        graded = [future.result() for future in [judges.submit(a, g) for a, g in zip(answers, golds, strict=True)]]
+    graded = [future.result() for future in [judges.submit(a, g) for a, g in zip(answers, golds, strict=True)]]
     assert [bool(one) for one in graded[:7]] == [False, True, True, False, True, True, False]
     assert all(one.answer for one in graded)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from qsft.evals.problems import load_problems
-from qsft.evals.tasks import GROUPS, TASKS, Problem, Task, find_tasks
+from qsft.evals.tasks import GROUPS, TASKS, Problem, Task, find_tasks, load_problems
 
 
 def write(path, *rows):

@@ -19,7 +19,7 @@ from qsft.evals.report_page import write_report_page
 from qsft.evals.request import Request
 from qsft.evals.summary import READINGS, Report, Result, make_report, percent
 from qsft.evals.task_run import Grading, TaskRun
-from qsft.evals.tasks import Task, describe, find_tasks, listed
+from qsft.evals.tasks import Task, describe, find_tasks, listed, load_problems
 from qsft.files import read_json, shown, write_text
 from qsft.ledger import Key
 from qsft.processes import Group
@@ -62,9 +62,10 @@ def evaluate(
     subject = ModelUnderTest(
         model, tokenizer, backend, dtype, batch_size, tensor_parallel_size, processes=group.count, **drawn_by
     )
-    chosen = [find_protocol(protocol, changes, multiple_choice=task.multiple_choice) for task in wanted]
-    runs = [TaskRun.load(task, one, data_dir, limit) for task, one in zip(wanted, chosen, strict=True)]
-    for run in runs:
+    runs = []
+    for task in wanted:
+        chosen = find_protocol(protocol, changes, multiple_choice=task.multiple_choice)
+        runs.append(run := TaskRun(task, load_problems(task, data_dir, limit), chosen))
         subject.limit_positions(run.prompts.values(), run.protocol.max_new_tokens)
     files = EvalDirectory(output_dir, group)
     if group.rank == 0:
@@ -72,7 +73,7 @@ def evaluate(
     group.wait()
     with Judges() as judges:
         grading = [draw(run, subject, files, judges, silent) for run in runs]
-        grades = {run.name: dict(group.gather(one.grades())) for run, one in zip(runs, grading, strict=True)}
+        grades = {one.run.name: dict(group.gather(one.grades())) for one in grading}
     report = conclude(runs, files, grades, subject.about()) if group.rank == 0 else None
     group.wait()
     return report or Report(read_json(Path(str(output_dir)) / "summary.json", "Rerun the command."))
@@ -93,21 +94,21 @@ def rescore(
     recorded = files.settings()
     if not recorded:
         raise FileNotFoundError(f"{output_dir} holds no evaluation (settings.json is missing), so nothing to rescore.")
-    named = [one if isinstance(one, Task) else recorded.get(one, {}).get("path") or one for one in
-             (recorded if tasks is None else listed(tasks))]  # fmt: skip
+    asked = list(recorded) if tasks is None else listed(tasks)
+    named = [recorded.get(one, {}).get("path") or one if isinstance(one, str) else one for one in asked]
     runs = []
     for task in find_tasks(named):
         if task.name not in recorded:
             raise ValueError(f"{output_dir} holds no generations of {task.name!r}, only of {', '.join(recorded)}.")
         settings = recorded[task.name]
         chosen = find_protocol(Protocol(**settings["protocol"]), {"rule": rule} if rule else {})
-        runs.append(TaskRun.load(task, chosen, data_dir or settings.get("data_dir"), settings["limit"]))
+        runs.append(TaskRun(task, load_problems(task, data_dir or settings.get("data_dir"), settings["limit"]), chosen))
         settings["protocol"] = chosen.record()  # comparisons read which rule made the grades
     files.write_settings(recorded)
     with Judges() as judges:
-        drawn = [files.finish(run.name, run.digests(recorded[run.name]["made_by"]), run.keys) for run in runs]
-        grading = [Grading(run, judges, one) for run, one in zip(runs, drawn, strict=True)]
-        grades = {run.name: dict(one.grades()) for run, one in zip(runs, grading, strict=True)}
+        made_by = {run.name: run.digests(recorded[run.name]["made_by"]) for run in runs}
+        grading = [Grading(run, judges, files.finish(run.name, made_by[run.name], run.keys)) for run in runs]
+        grades = {one.run.name: dict(one.grades()) for one in grading}
     return conclude(runs, files, grades, recorded[runs[0].name]["about"])
 
 

@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from qsft.data.prompts import Prompt, find_preset
 from qsft.evals.grade import Grade, Judges
 from qsft.evals.protocol import Protocol
 from qsft.evals.request import Generation
-from qsft.evals.tasks import Problem, Task, load_problems
+from qsft.evals.tasks import Problem, Task
 from qsft.fingerprints import digest_json
 from qsft.ledger import Key
 
@@ -24,11 +23,6 @@ class TaskRun:
     task: Task
     problems: Sequence[Problem] = field(repr=False)
     protocol: Protocol
-
-    @classmethod
-    def load(cls, task: Task, protocol: Protocol, data_dir: str | Path | None, limit: int | None) -> "TaskRun":
-        """The run of a task whose problems are read and checked now, before a model costs time."""
-        return cls(task, load_problems(task, data_dir, limit), protocol)
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from qsft.data.prompts import Prompt, encode
+from qsft.ledger import Key
 
 TEXT_CHECK = 32  # tokens between looks for a stop string; the text is cut exactly afterwards
 
@@ -19,13 +20,19 @@ TEXT_CHECK = 32  # tokens between looks for a stop string; the text is cut exact
 class Request:
     """One response to draw: sample `sample` of problem `problem`, whose prompt is text, token ids or messages.
 
-    `limit`: its most tokens, where that is fewer than what is sampled otherwise.
+    limit  its most tokens, where that is fewer than what is sampled otherwise
+    ids    the prompt's token ids, once it is planned
     """
 
     problem: str
     sample: int
     prompt: Prompt
     limit: int | None = None
+    ids: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return self.problem, self.sample
 
 
 @dataclass(frozen=True)
@@ -44,34 +51,25 @@ class Generation:
         return {name: getattr(self, name) for name in ("problem", "sample", "text", "tokens", "finish")}
 
 
-@dataclass(frozen=True)
-class Row:
-    """A request as the decoder sees it: encoded, with the number of tokens it may have."""
-
-    request: Request
-    prompt: tuple[int, ...]
-    limit: int
-
-
 def plan(
     requests: Iterable[Request], tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, context: int | None
-) -> list[Row]:
-    """The rows of the requests, longest prompt first, so that a batch is even and the first one is the largest."""
+) -> list[Request]:
+    """The requests with ids and limits, longest prompt first: then a batch is even and the first one is the largest."""
     requests = list(requests)
-    encoded = {id(request.prompt): request.prompt for request in requests}  # samples share their prompt's object
-    ids = {key: tuple(encode(tokenizer, prompt)) for key, prompt in encoded.items()}
-    rows = []
+    prompts = {id(request.prompt): request.prompt for request in requests}  # samples share their prompt's object
+    ids = {key: tuple(encode(tokenizer, prompt)) for key, prompt in prompts.items()}
+    planned = []
     for request in requests:
         prompt = ids[id(request.prompt)]
-        longest = max_new_tokens if request.limit is None else min(max_new_tokens, request.limit)
-        room = longest if context is None else min(longest, context - len(prompt))
+        limits = (max_new_tokens, request.limit, None if context is None else context - len(prompt))
+        room = min(limit for limit in limits if limit is not None)
         if not prompt or room < 1:
             raise ValueError(
                 f"problem {request.problem}: its prompt has {len(prompt)} tokens, and the model's context of "
                 f"{context} leaves no room for a response. Leave the problem out, or use a model of longer context."
             )
-        rows.append(Row(request, prompt, room))
-    return sorted(rows, key=lambda row: -len(row.prompt))
+        planned.append(replace(request, ids=prompt, limit=room))
+    return sorted(planned, key=lambda request: -len(request.ids))
 
 
 def context_of(config: Any) -> int | None:

@@ -20,13 +20,11 @@ from transformers.cache_utils import DynamicLayer
 
 from qsft.evals.noise import gumbel, row_key
 from qsft.evals.protocol import Sampling
-from qsft.evals.request import TEXT_CHECK, Generation, Request, Row, Stops, context_of, plan
+from qsft.evals.request import TEXT_CHECK, Generation, Request, Stops, context_of, plan
 
 MOST_ROWS = 512
 CPU_MEMORY = 2 << 30
 OPTIONAL = {"position_ids", "logits_to_keep"}  # not every architecture takes them, and none needs to
-# One value (or line) per row of the batch, all on the model's device. `steps` counts the tokens a row has written.
-PER_ROW = ("keys", "limits", "steps", "running", "positions", "mask", "logits")
 ROOM = 0.875  # rows leave and join together, once an eighth is finished: each time copies the whole cache
 
 
@@ -72,12 +70,12 @@ class Sampler:
                         raise
                     self.batch_size = (min(size, len(rows)) + 1) // 2
                     torch.cuda.empty_cache()
-                rows = [row for row in rows if (row.request.problem, row.request.sample) not in done]
+                rows = [row for row in rows if row.key not in done]
         finally:
             self.model.train(was_training)
 
     # Not inference_mode: a generator must not leave it switched on in its caller between two responses.
-    def _decode(self, rows: Sequence[Row], size: int) -> Iterator[Generation]:
+    def _decode(self, rows: Sequence[Request], size: int) -> Iterator[Generation]:
         batch, waiting = Batch(self), deque(rows)
         while waiting or batch.unfinished:
             with torch.no_grad():
@@ -104,23 +102,23 @@ class Sampler:
         """The model's output with a cache, asked in the words that this architecture knows."""
         return self.model(**{name: inputs[name] for name in inputs if name not in self._unknown}, use_cache=True)
 
-    def _room(self, row: Row) -> int:
+    def _room(self, row: Request) -> int:
         """Rows that fit into half of the free memory: KV cache at full length, and the noise over the vocabulary."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        length = len(row.prompt) + row.limit
+        length = len(row.ids) + (row.limit or 0)
         cache = 2 * config.num_hidden_layers * heads * width * length * self.model.dtype.itemsize
         free = torch.cuda.mem_get_info(self.model.device)[0] // 2 if self.model.device.type == "cuda" else CPU_MEMORY
         return int(max(1, min(MOST_ROWS, free // (cache + 48 * config.vocab_size))))
 
 
 class Batch:
-    """The rows that are decoded together; `rows` and `written` have one entry per row, in the order of the tensors."""
+    """The rows that are decoded together; `rows`, `written` and the tensors have one entry per row, in one order."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
-        self.rows: list[Row] = []
+        self.rows: list[Request] = []
         self.written: list[list[int]] = []
         self.cache: Any = None
         self.tensors: dict[str, Tensor] = {}
@@ -136,7 +134,7 @@ class Batch:
         ready = not unfinished or (unfinished <= ROOM * size and _is_plain(self.cache))
         return size - unfinished if ready else 0
 
-    def join(self, rows: Sequence[Row]) -> None:
+    def join(self, rows: Sequence[Request]) -> None:
         """Take in rows, in the place of the finished ones."""
         self.drop_finished()
         cache, tensors = self._prefill(rows)
@@ -147,14 +145,14 @@ class Batch:
             _join_caches(self.cache, cache, width)
             for batch in (self.tensors, tensors):
                 batch["mask"] = pad(batch["mask"], (width - batch["mask"].shape[1], 0))
-            self.tensors = {name: torch.cat([self.tensors[name], tensors[name]]) for name in PER_ROW}
+            self.tensors = {name: torch.cat([self.tensors[name], tensors[name]]) for name in tensors}
         self.rows += rows
         self.written += [[] for _ in rows]
 
-    def _prefill(self, rows: Sequence[Row]) -> tuple[Any, dict[str, Tensor]]:
+    def _prefill(self, rows: Sequence[Request]) -> tuple[Any, dict[str, Tensor]]:
         """Cache and tensors after the prompts; equal prompts are computed once and copied to all their samples."""
         device = self.sampler.model.device
-        prompts = list(dict.fromkeys(row.prompt for row in rows))
+        prompts = list(dict.fromkeys(row.ids for row in rows))
         which = {prompt: index for index, prompt in enumerate(prompts)}
         width = max(map(len, prompts))
         ids = torch.tensor([[self.sampler.pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
@@ -163,11 +161,11 @@ class Batch:
         out = self.sampler.forward(
             input_ids=ids.to(device), attention_mask=mask, position_ids=positions, logits_to_keep=1
         )
-        spread = torch.tensor([which[row.prompt] for row in rows], device=device)
+        spread = torch.tensor([which[row.ids] for row in rows], device=device)
         out.past_key_values.batch_select_indices(spread)
         seed = self.sampler.sampling.seed
         return out.past_key_values, {
-            "keys": torch.tensor([row_key(seed, r.request.problem, r.request.sample) for r in rows], device=device),
+            "keys": torch.tensor([row_key(seed, *row.key) for row in rows], device=device),
             "limits": torch.tensor([row.limit for row in rows], device=device),
             "steps": torch.zeros(len(rows), dtype=torch.long, device=device),
             "running": torch.ones(len(rows), dtype=torch.bool, device=device),
@@ -241,7 +239,7 @@ class Batch:
         now["logits"] = out.logits[:, -1]
 
     def _generation(self, place: int) -> Generation:
-        request, ids = self.rows[place].request, self.written[place]
+        request, ids = self.rows[place], self.written[place]
         return Generation(request.problem, request.sample, *self.sampler.stops.cut(ids), ids)
 
 

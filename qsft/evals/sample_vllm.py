@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from qsft.evals.noise import row_key
 from qsft.evals.protocol import Sampling
-from qsft.evals.request import Generation, Request, Row, Stops, plan
+from qsft.evals.request import Generation, Request, Stops, plan
 from qsft.processes import world_size
 
 IN_FLIGHT = 4096  # requests in the engine at once: enough to keep it busy, few enough to hold
@@ -111,36 +111,36 @@ class VllmSampler:
     def sample(self, requests: Iterable[Request]) -> Iterator[Generation]:
         """The responses, in the order in which they finish; whoever stops listening leaves nothing in the engine."""
         engine = self.llm.llm_engine
-        call, flying = uuid4().hex, dict[str, Row]()
+        call, flying = uuid4().hex, dict[str, Request]()
         waiting = enumerate(plan(requests, self.tokenizer, self.sampling.max_new_tokens, self.context))
         try:
             while True:
-                for number, row in islice(waiting, IN_FLIGHT - len(flying)):
-                    flying[name := f"{call}-{number}"] = row
-                    prompt = {"type": "token", "prompt_token_ids": list(row.prompt)}
-                    engine.add_request(name, prompt, self._params(row.request, row.limit))
+                for number, request in islice(waiting, IN_FLIGHT - len(flying)):
+                    flying[name := f"{call}-{number}"] = request
+                    prompt = {"type": "token", "prompt_token_ids": list(request.ids)}
+                    engine.add_request(name, prompt, self._params(request))
                 if not flying:
                     return
                 for output in engine.step():
                     if output.finished:
-                        yield self._generation(flying.pop(output.request_id).request, output.outputs[0])
+                        yield self._generation(flying.pop(output.request_id), output.outputs[0])
         finally:
             if flying:
                 engine.abort_request(list(flying))
 
-    def _params(self, request: Request, limit: int) -> Any:
+    def _params(self, request: Request) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         how = self.sampling
         # vLLM takes seeds of 63 bits.
-        seed = row_key(how.seed, request.problem, request.sample) & (2**63 - 1)
+        seed = row_key(how.seed, *request.key) & (2**63 - 1)
         return SamplingParams(
             n=1,
             temperature=how.temperature,
             top_p=how.top_p,
             top_k=how.top_k or -1,
-            max_tokens=limit,
+            max_tokens=request.limit,
             seed=seed if self.seed_requests else None,
             stop=list(self.stops.texts),
             detokenize=bool(self.stops.texts),

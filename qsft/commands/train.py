@@ -30,14 +30,14 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run, takes_overrides=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int | None:
     """Train, or re-start under accelerate, or list the keys."""
     words = [*args.overrides, *args.words]
     if "--keys" in words:
         from qsft.recipe.keys import list_keys
 
         print(list_keys())
-        return 0
+        return None
     from qsft.recipe.relaunch import relaunch, split_words
 
     config, rest = split_words(words, ("accelerate_config",))
@@ -49,4 +49,5 @@ def run(args: argparse.Namespace) -> int:
     from qsft.recipe.recipe_file import read_recipe
     from qsft.recipe.run_recipe import train
 
-    return train(read_recipe(recipe, rest))
+    train(read_recipe(recipe, rest))
+    return None

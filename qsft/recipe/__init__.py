@@ -18,9 +18,9 @@ def launch(file: str) -> None:
     from qsft.recipe.run_recipe import train
 
     try:
-        code = train(read_recipe(file, sys.argv[1:]))
+        train(read_recipe(file, sys.argv[1:]))
     except (ValueError, OSError) as error:
         # A message that says what, why and what to do needs no traceback above it.
         print(f"qsft: {error}", file=sys.stderr)
-        code = 2
-    exit_process(code)
+        exit_process(2)
+    exit_process(0)

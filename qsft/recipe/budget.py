@@ -1,9 +1,9 @@
 """The plan of a recipe before anything is spent: documents, cache, steps, memory per GPU by part and strategy."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from rich.filesize import decimal
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 INDEX_BYTES = 64  # of a cache, per document
 
 
-@dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """The training rows in numbers; label tokens are None where the data cannot be read yet."""
 
     documents: int
@@ -38,8 +37,7 @@ class Corpus:
     estimate: bool = False  # the label tokens are a guess
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What a recipe will need on the GPUs it was made for."""
 
     job: Job
@@ -104,7 +102,7 @@ def memory_plan(job: Job, config: "PretrainedConfig", corpus: Corpus) -> tuple[d
             top_k=args.teacher_top_k,
             compute=mixed or model.head.dtype,
         )
-        return replace(STRATEGIES[strategy](model, job.processes, mixed), activations=model.activations, head=held)
+        return STRATEGIES[strategy](model, job.processes, mixed)._replace(activations=model.activations, head=held)
 
     model = rehearse(config, step, get_peft_config(job.model))
     table = {name: on_each_gpu(name, model) for name in STRATEGIES}
@@ -147,10 +145,10 @@ def memory_table(plan: Plan, gpu_memory: float) -> Table:
         raise ValueError(f"--gpu_memory {gpu_memory:g} must be positive.")
     caption = "without CUDA's context (0.5-1 GB) and fragmentation"
     table = Table(title=f"memory per GPU, {plan.job.processes} GPUs", caption=caption)
-    parts = [item.name.replace("head", "head tile") for item in fields(Memory)]
+    parts = [name.replace("head", "head tile") for name in Memory._fields]
     for column in ("", *parts, "total", f"fits {gpu_memory:g} GB"):
         table.add_column(column, justify="right" if column in (*parts, "total") else "left", no_wrap=True)
     for name, memory in plan.memory.items():
         fits = "yes" if memory.total < gpu_memory * 1e9 else "no"
-        table.add_row(name, *(decimal(part) for part in (*vars(memory).values(), memory.total)), fits)
+        table.add_row(name, *(decimal(part) for part in (*memory, memory.total)), fits)
     return table

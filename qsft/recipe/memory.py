@@ -9,8 +9,7 @@ formula kept beside it. CUDA's context and fragmentation are not in it.
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftConfig, get_peft_model
@@ -26,8 +25,7 @@ DEEPSPEED_BUCKET = 500_000_000  # its default reduce_bucket_size, in numbers
 DEEPSPEED_LIVE = 1_000_000_000  # its default stage3_max_live_parameters
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The shape of one micro-batch and how it is computed."""
 
     batch: int
@@ -37,8 +35,7 @@ class Step:
     checkpointing: bool = True
 
 
-@dataclass(frozen=True)
-class Rehearsed:
+class Rehearsed(NamedTuple):
     """A model's parameters, and what a step allocates beside them and their gradients, in bytes."""
 
     parameters: tuple[Tensor, ...]  # fake: they have shape, dtype and requires_grad, but no memory
@@ -53,8 +50,7 @@ class Rehearsed:
         return [p for p in self.parameters if p.requires_grad]
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes on one GPU. Activations and head do not peak at the same moment, so the total is an upper bound."""
 
     weights: int
@@ -66,7 +62,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return sum(vars(self).values())
+        return sum(self)
 
 
 def ddp(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:

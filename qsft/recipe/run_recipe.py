@@ -21,15 +21,14 @@ from qsft.teacher.lookup import TeacherCache
 from qsft.train.checkpoints import refuse_other_run, set_aside
 
 
-def train(recipe: Recipe) -> int:
-    """Train a recipe to its end, or describe it with `dry_run`; the exit code."""
+def train(recipe: Recipe) -> None:
+    """Train a recipe to its end, or describe it with `dry_run`."""
     if recipe.settings.dry_run:
         dry_run(configure(recipe, world_size()))
-        return 0
+        return
     with process_group():
         make_room(recipe)
         run(configure(recipe))
-    return 0
 
 
 def run(job: Job) -> None:

@@ -33,7 +33,7 @@ def run(command, folder, **kwargs):
 @pytest.mark.parametrize("recipe", packaged_recipes(), ids=lambda file: file.stem)
 def test_dry_run_of_every_recipe(recipe, tiny_run, capsys):
     words = tiny_run(recipe.stem.split("_")[0]).words
-    assert train(read_recipe(recipe.stem, [*words, "--dry_run"])) == 0
+    train(read_recipe(recipe.stem, [*words, "--dry_run"]))
     printed = " ".join(capsys.readouterr().out.split())
     assert "rows used 64" in printed
     assert "global batch 16 =" in printed
@@ -64,16 +64,16 @@ def test_a_second_run_finds_the_cache_complete(tiny_run, capsys):
     first = build_recipe_cache(read_recipe("numina_qwen_math_1p5b", tiny.words))
     files = {file: file.stat().st_mtime_ns for file in first.path.glob("*.safetensors")}
     words = [*tiny.words, "--max_steps", "1"]
-    assert train(read_recipe("numina_qwen_math_1p5b", [*words, "--dry_run"])) == 0
+    train(read_recipe("numina_qwen_math_1p5b", [*words, "--dry_run"]))
     assert re.search(r"cache: (\d+) of \1 documents, complete", " ".join(capsys.readouterr().out.split()))
-    assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
+    train(read_recipe("numina_qwen_math_1p5b", words))
     assert {file: file.stat().st_mtime_ns for file in first.path.glob("*.safetensors")} == files
 
 
 @pytest.mark.parametrize("target", ["sft", "dft"])
 def test_baselines_by_one_word_need_no_cache(target, tiny_run):
     tiny = tiny_run("numina")
-    assert train(read_recipe("numina_qwen_math_1p5b", [*tiny.words, "--target", target, "--max_steps", "2"])) == 0
+    train(read_recipe("numina_qwen_math_1p5b", [*tiny.words, "--target", target, "--max_steps", "2"]))
     assert (tiny.folder / "run" / "model.safetensors").exists()
     assert not (tiny.folder / "cache").exists()
 
@@ -84,9 +84,9 @@ def test_anchor_rows_read_the_student_before_training_and_both_caches_stay(tiny_
     found = {}
     for target in ("target", "asft", "kd_hybrid"):
         words = [*tiny.words, "--target", target, "--max_steps", "1", "--output_dir", str(tiny.folder / target)]
-        assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
+        train(read_recipe("numina_qwen_math_1p5b", words))
         capsys.readouterr()
-        assert train(read_recipe("numina_qwen_math_1p5b", [*words, "--dry_run"])) == 0
+        train(read_recipe("numina_qwen_math_1p5b", [*words, "--dry_run"]))
         line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  cache "))
         assert line.endswith("documents, complete")
         found[target] = Path(line.split()[1].rstrip(":"))
@@ -115,7 +115,7 @@ def test_python_runs_a_recipe(tiny_run, monkeypatch, capsys):
 def test_a_run_without_a_recipe(tiny_run):
     tiny = tiny_run("numina")
     words = [*tiny.words, "--dataset", "numina", "--target", "dft", "--max_steps", "1"]
-    assert train(read_recipe(None, words)) == 0
+    train(read_recipe(None, words))
     assert (tiny.folder / "run" / "model.safetensors").exists()
 
 
@@ -157,7 +157,7 @@ def test_every_key_has_help(capsys):
 def test_lora_by_two_words(tiny_run):
     tiny = tiny_run("numina")
     words = [*tiny.words, "--use_peft", "true", "--lora_target_modules", "q_proj", "v_proj", "--max_steps", "1"]
-    assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
+    train(read_recipe("numina_qwen_math_1p5b", words))
     assert (tiny.folder / "run" / "adapter_model.safetensors").exists()
 
 
@@ -175,7 +175,7 @@ class SignalAtStep(TrainerCallback):
 def test_a_signal_leaves_a_checkpoint_and_the_resumed_run_equals_an_unbroken_one(tiny_run, monkeypatch, capsys):
     tiny = tiny_run("numina")
     common = [*tiny.words, "--target", "sft", "--save_strategy", "no", "--output_dir"]
-    assert train(read_recipe("numina_qwen_math_1p5b", [*common, str(tiny.folder / "whole")])) == 0
+    train(read_recipe("numina_qwen_math_1p5b", [*common, str(tiny.folder / "whole")]))
     whole = AutoModelForCausalLM.from_pretrained(tiny.folder / "whole").state_dict()
     original = Job.trainer
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -183,14 +183,14 @@ def test_a_signal_leaves_a_checkpoint_and_the_resumed_run_equals_an_unbroken_one
         with monkeypatch.context() as patch:
             signals = SignalAtStep(number, 2)
             patch.setattr(Job, "trainer", lambda self, callbacks, s=signals: original(self, callbacks=[*callbacks, s]))
-            assert train(read_recipe("numina_qwen_math_1p5b", [*common, str(output)])) == 0
+            train(read_recipe("numina_qwen_math_1p5b", [*common, str(output)]))
         assert signal.getsignal(number) == before
         printed = capsys.readouterr().out
         assert "Stopped after step 3" in printed
         assert not (output / "model.safetensors").exists()
         command = shlex.split(printed.strip().splitlines()[-1])
         assert command[:3] == ["qsft", "train", "numina_qwen_math_1p5b"]
-        assert train(read_recipe(command[2], command[3:])) == 0
+        train(read_recipe(command[2], command[3:]))
         resumed = AutoModelForCausalLM.from_pretrained(output).state_dict()
         assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
 
@@ -315,7 +315,7 @@ def one_process_losses(tiny):
     """The losses of the first two steps in this process."""
     folder = tiny.folder / "one"
     words = [*tiny.words, "--max_steps", "2", "--lr_scheduler_type", "constant", "--output_dir", str(folder)]
-    assert train(read_recipe("numina_qwen_math_1p5b", words)) == 0
+    train(read_recipe("numina_qwen_math_1p5b", words))
     return losses_in(folder / "checkpoint-2")
 
 

@@ -59,27 +59,31 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code says whether it did what was asked."""
-    parser = build_parser()
-    words = sys.argv[1:] if argv is None else list(argv)
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        guess = "".join(f" Did you mean `qsft {name}`?" for name in get_close_matches(words[0], COMMANDS, n=1))
-        parser.error(f"there is no command {words[0]!r}.{guess} Commands: {', '.join(COMMANDS)}.")
-    args, rest = parser.parse_known_args(words)
-    if not hasattr(args, "run"):
-        parser.print_help()
-        return 0
-    if rest and not getattr(args, "takes_overrides", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    args.overrides = rest
     try:
-        return int(args.run(args) or 0)
-    except (ValueError, FileNotFoundError, OSError) as error:
+        return run_command(sys.argv[1:] if argv is None else argv)
+    except (ValueError, OSError) as error:
         # A message that says what, why and what to do needs no traceback above it.
         print(f"qsft: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nqsft: interrupted; rerun the command to continue from what is finished.", file=sys.stderr)
         return 130
+
+
+def run_command(words: Sequence[str]) -> int:
+    """The exit code of one command; a ValueError or OSError says what is wrong."""
+    parser = build_parser()
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        guess = "".join(f" Did you mean `qsft {name}`?" for name in get_close_matches(words[0], COMMANDS, n=1))
+        parser.error(f"there is no command {words[0]!r}.{guess} Commands: {', '.join(COMMANDS)}.")
+    args, rest = parser.parse_known_args(words)
+    args.overrides = rest
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return 0
+    if rest and not getattr(args, "takes_overrides", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return int(args.run(args) or 0)
 
 
 def command() -> None:

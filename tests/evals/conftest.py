@@ -1,6 +1,5 @@
 """A small world for the evaluation room: sums of two digits, a tokenizer for them and a model that learned some."""
 
-import argparse
 import json
 from contextlib import nullcontext
 
@@ -49,16 +48,7 @@ def shared_judges(judges, monkeypatch):
 
 @pytest.fixture
 def command():
-    """command("eval", "DIR", "--n", "4"): the exit code of a command, through its own parser."""
-    from qsft.commands import compare as compare_command
-    from qsft.commands import eval as eval_command
+    """command("eval", "DIR", "--n", "4"): the exit code of a command; its errors are raised."""
+    from qsft.cli import run_command
 
-    def call(*words):
-        parser = argparse.ArgumentParser()
-        commands = parser.add_subparsers()
-        for module in (eval_command, compare_command):
-            module.register(commands)
-        args = parser.parse_args([str(word) for word in words])
-        return args.run(args) or 0
-
-    return call
+    return lambda *words: run_command([str(word) for word in words])

@@ -1,19 +1,14 @@
-import argparse
 import json
 import shutil
 
 import pytest
 
-from qsft.commands import explore
+from qsft.cli import run_command
 
 
 def run(*words):
     """`qsft explore WORDS`; the exit code."""
-    parser = argparse.ArgumentParser()
-    explore.register(parser.add_subparsers())
-    args, rest = parser.parse_known_args(["explore", *map(str, words)])
-    args.overrides = rest
-    return args.run(args) or 0
+    return run_command(["explore", *map(str, words)])
 
 
 @pytest.fixture(scope="module")

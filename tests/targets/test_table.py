@@ -3,6 +3,7 @@
 import pytest
 
 from qsft import TARGETS, LossTarget, make_target
+from qsft.cli import run_command
 from qsft.targets import table
 
 
@@ -43,15 +44,8 @@ def my_loss(logits, labels):
     ],
 )
 def test_command_prints_it(argv, words, capsys, monkeypatch):
-    import argparse
-
-    from qsft.commands import targets
-
     monkeypatch.setenv("COLUMNS", "200")
-    parser = argparse.ArgumentParser()
-    targets.register(parser.add_subparsers())
-    args = parser.parse_args(["targets", *argv])
-    assert not args.run(args)
+    assert run_command(["targets", *argv]) == 0
     out = capsys.readouterr().out
     for word in words:
         assert word in out

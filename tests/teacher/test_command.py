@@ -1,25 +1,16 @@
-import argparse
 import json
 
 import pytest
 from datasets import Dataset, DatasetDict
 
-from qsft.commands import cache as command
+from qsft.cli import run_command
 from qsft.teacher.lookup import TeacherCache
 
 
 @pytest.fixture
 def qsft():
-    """Run `qsft cache ...` as the command line does, without the other commands."""
-    parser = argparse.ArgumentParser()
-    command.register(parser.add_subparsers())
-
-    def run(*words):
-        args, args_left = parser.parse_known_args(["cache", *map(str, words)])
-        args.overrides = args_left
-        return args.run(args) or 0
-
-    return run
+    """Run `qsft cache ...` as the command line does."""
+    return lambda *words: run_command(["cache", *map(str, words)])
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def picked(lines: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _pick_means(scores: Scores) -> dict[str, float]:
-    values = {name: [_averages(scores, PICK, world, name) for world in JUDGED] for name in CANDIDATES}
+    values = {name: [averages(scores, PICK, world, name) for world in JUDGED] for name in CANDIDATES}
     if any(len(one) < len(PICK) for each in values.values() for one in each):
         return {}
     return {name: float(np.mean(each)) for name, each in values.items()}
@@ -50,7 +50,7 @@ def _pick_means(scores: Scores) -> dict[str, float]:
 def table(scores: Scores, seeds: Sequence[int]) -> str:
     rows = ["| method | " + " | ".join(WORLDS) + " |", "|---" * (1 + len(WORLDS)) + "|"]
     for method in METHODS:
-        cells = [_cell(_averages(scores, seeds, world, method), len(seeds)) for world in WORLDS]
+        cells = [_cell(averages(scores, seeds, world, method), len(seeds)) for world in WORLDS]
         rows.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
@@ -68,7 +68,7 @@ def verdict(scores: Scores) -> str:
         seeds = [s for s in JUDGE if all(teacherless((s, world, m)) in scores for m in (winner, *rivals))]
         if not seeds:
             return "\n".join([*lines, f"No verdict yet: the {world} world has not been judged."])
-        best = max(rivals, key=lambda rival: np.mean(_averages(scores, seeds, world, rival)))
+        best = max(rivals, key=lambda rival: np.mean(averages(scores, seeds, world, rival)))
         a, b = (np.concatenate([scores[teacherless((s, world, m))] for s in seeds]) for m in (best, winner))
         gain = paired_difference(a, b)
         holds = 100 * gain.mean >= -MARGIN
@@ -80,7 +80,8 @@ def verdict(scores: Scores) -> str:
     return "\n".join([*lines, f"{winner} {'earns' if earned else 'does not earn'} a row by the protocol."])
 
 
-def _averages(scores: Scores, seeds: Sequence[int], world: str, method: str) -> list[float]:
+def averages(scores: Scores, seeds: Sequence[int], world: str, method: str) -> list[float]:
+    """Average@8 in per cent at each of the seeds that has run."""
     runs = [teacherless((seed, world, method)) for seed in seeds]
     return [100 * float(scores[run].mean()) for run in runs if run in scores]
 

@@ -25,19 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from qsft.demo.contexts import Knowledge, knowledge
 from qsft.demo.scenario import MODEL, TRAINING, Phase, Scenario, as_dataset
 from qsft.demo.training import Phases, fit, load, save
-from qsft.demo.world import (
-    ADDING,
-    BOS,
-    EOS,
-    IDS,
-    MULTIPLYING,
-    PAD,
-    PROMPT_LENGTH,
-    TEACHERS,
-    WORDS,
-    chains,
-    pretraining_corpus,
-)  # fmt: skip
+from qsft.demo.world import ADDING, IDS, MULTIPLYING, PROMPT_LENGTH, TEACHERS, WORDS, chains, pretraining_corpus
 from qsft.files import read_json, write_json
 from qsft.fingerprints import digest_json, file_digest
 from qsft.processes import local_rank
@@ -135,7 +123,7 @@ def _train(
 
 def untrained(seed: int) -> PreTrainedModel:
     """A random model of the demo's size."""
-    ends: dict[str, Any] = {"bos_token_id": IDS[BOS], "eos_token_id": IDS[EOS], "pad_token_id": IDS[PAD]}
+    ends: dict[str, Any] = {f"{name}_token_id": IDS[f"<{name}>"] for name in ("bos", "eos", "pad")}
     config = AutoConfig.for_model(vocab_size=len(WORDS), **MODEL, **ends)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -9,17 +9,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from qsft.demo.world import (
-    DEMONSTRATOR,
-    EQUALS,
-    PROMPT_LENGTH,
-    TEACHERS,
-    ClockProblem,
-    Writer,
-    chains,
-    encode,
-    evaluation_problems,
-)  # fmt: skip
+from qsft.demo import world
+from qsft.demo.world import ClockProblem, Writer
 from qsft.targets.view import IGNORED
 
 
@@ -44,7 +35,7 @@ class Scenario:
     """
 
     seed: int = 0
-    noise: float = DEMONSTRATOR.slips
+    noise: float = world.DEMONSTRATOR.slips
     teacher: str = "right"
     pretraining: Phase = Phase(420, 48, 3e-3)
     teaching: Phase = Phase(120, 64, 1e-3)
@@ -57,19 +48,19 @@ class Scenario:
     quick: bool = False
 
     def __post_init__(self) -> None:
-        if self.teacher not in TEACHERS:
-            raise ValueError(f"teacher={self.teacher!r} is not known. Choose one of {', '.join(TEACHERS)}.")
+        if self.teacher not in world.TEACHERS:
+            raise ValueError(f"teacher={self.teacher!r} is not known. Choose one of {', '.join(world.TEACHERS)}.")
         if not 0.0 <= self.noise <= 1.0:
             raise ValueError(f"noise={self.noise} is the probability that a result is a slip: choose it from 0 to 1.")
 
     @property
     def demonstrator(self) -> Writer:
-        return replace(DEMONSTRATOR, slips=self.noise)
+        return replace(world.DEMONSTRATOR, slips=self.noise)
 
     @property
     def evaluation(self) -> list[ClockProblem]:
         """The problems that models are measured on; the demonstrations leave them out."""
-        return evaluation_problems(self.problems, self.seed)
+        return world.evaluation_problems(self.problems, self.seed)
 
     def shortened(self) -> "Scenario":
         """The same world for a smoke test: a few steps of everything, so nothing is learnt."""
@@ -81,14 +72,16 @@ class Scenario:
 def demonstrations(scenario: Scenario) -> Dataset:
     """What the students are tuned on: noisy solutions to problems that nobody is measured on."""
     held_out = frozenset(scenario.evaluation)
-    return as_dataset(chains(scenario.demonstrator, scenario.fine_tuning.documents, scenario.seed, without=held_out))
+    return as_dataset(
+        world.chains(scenario.demonstrator, scenario.fine_tuning.documents, scenario.seed, without=held_out)
+    )
 
 
-def as_dataset(documents: Sequence[list[str]], prompt: int = PROMPT_LENGTH) -> Dataset:
+def as_dataset(documents: Sequence[list[str]], prompt: int = world.PROMPT_LENGTH) -> Dataset:
     """input_ids, labels, and for `cft` which tokens are critical: the results, where a chain is right or wrong."""
-    ids = [encode(document) for document in documents]
+    ids = [world.encode(document) for document in documents]
     labels = [[IGNORED] * prompt + document[prompt:] for document in ids]
-    critical = [[int(before in EQUALS) for before in ["", *document[:-1]]] for document in documents]
+    critical = [[int(before in world.EQUALS) for before in ["", *document[:-1]]] for document in documents]
     return Dataset.from_dict({"input_ids": ids, "labels": labels, "critical": critical})
 
 

@@ -8,13 +8,18 @@ from torch import Tensor
 
 from qsft.targets.view import IGNORED
 
+WRONG_COUNT = (
+    "label_count is not the number of labels after the first column: they were changed after the collator had counted "
+    "them. Take label_count out of the batch; the head then counts them itself."
+)
+
 
 @dataclass(frozen=True)
 class LabelTokens:
     """The label tokens of a batch: where they stand in it (flattened), which they are, and their smallest and largest.
 
     Only this waits for the device, once a batch, and not at all if somebody counted the labels before (`count`); what
-    comes after it knows all shapes. Then the range is not known, and a wrong label is found by the device itself.
+    comes after it knows all shapes. Then the range is not known: the device itself finds a wrong label or count.
     """
 
     index: Int[Tensor, " N"]
@@ -31,6 +36,8 @@ class LabelTokens:
             kept = torch.where(keep, flat, 0)
             count, *ends = torch.stack([keep.sum(), kept.min(), kept.max()]).tolist()
             span = (ends[0], ends[1])
+        elif count is not None and flat.device.type in ("cpu", "cuda"):  # whoever changed labels after the count
+            torch._assert_async(keep.sum() == count, WRONG_COUNT)
         count = count or 0
         index = keep.to(torch.uint8).argsort(descending=True, stable=True)[:count]
         return cls(index, flat[index], span, count == flat.numel())

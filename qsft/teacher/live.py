@@ -41,14 +41,15 @@ class LiveTeacher:
         labels: Int[Tensor, "B T"],
         attention_mask: Int[Tensor, "B T"] | None = None,
         position_ids: Int[Tensor, "B T"] | None = None,
+        label_count: int | None = None,
     ) -> TopK | Full:
-        """Rows for the positions t ≥ 1 with a label, flattened batch row after batch row."""
+        """Rows for the positions t ≥ 1 with a label (`label_count` of them), flattened batch row after batch row."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         with evaluating(self.model), adapter_off(self.model) if self.base else nullcontext():
             if not self._checked:
                 check_teacher_head(self.model, **inputs)
                 self._checked = True
-            return teacher_rows(self.model, self.k, **inputs, labels=labels)
+            return teacher_rows(self.model, self.k, **inputs, labels=labels, label_count=label_count)
 
 
 @contextmanager
@@ -126,11 +127,12 @@ def _agree(logits: Float[Tensor, "n V"], logps: Float[Tensor, "n W"], epsilon: f
 
 
 def predicting_states(
-    model: nn.Module, labels: Int[Tensor, "B T"], **inputs: Int[Tensor, "B T"] | None
+    model: nn.Module, labels: Int[Tensor, "B T"], **inputs: Int[Tensor, "B T"] | int | None
 ) -> tuple[Float[Tensor, "N H"], Int[Tensor, " N"]]:
     """The hidden states that predict a label, and those labels: the state at t−1 predicts token t.
 
-    inputs   input_ids, and where there are any attention_mask and position_ids; not every backbone takes both
+    inputs   input_ids, and where there are any attention_mask and position_ids (not every backbone takes both) and
+             label_count
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     causal_lm: Any = base_causal_lm(model)

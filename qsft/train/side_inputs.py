@@ -19,6 +19,7 @@ from qsft.losses.head import SIDE_INPUTS, TEACHER_INPUTS, label_logps, to_bits
 from qsft.targets.target import Target
 from qsft.targets.view import IGNORED
 from qsft.teacher.documents import Span
+from qsft.teacher.live import evaluating
 from qsft.train.config import TargetSFTConfig
 
 logger = logging.get_logger(__name__)
@@ -89,11 +90,8 @@ class Block:
 def score(model: nn.Module, batch: Batch) -> Tensor:
     """The model's present log-prob of every label of the batch, without dropout."""
     plain = {name: value for name, value in batch.items() if name not in (*TEACHER_INPUTS, *SIDE_INPUTS)}
-    training = model.training
-    model.eval()
-    logps = label_logps(model, **plain)
-    model.train(training)
-    return logps
+    with evaluating(model):
+        return label_logps(model, **plain)
 
 
 # ---- token-aligned columns ----

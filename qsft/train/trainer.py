@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainingArguments
 from trl import SFTTrainer
 
-from qsft.losses.head import attach_target_head
+from qsft.losses.head import LABEL_COUNT, attach_target_head
 from qsft.losses.self_check import check_head
 from qsft.losses.slots import takes_kernels
 from qsft.losses.sums import SUM_NAMES
@@ -127,7 +127,7 @@ class TargetSFTTrainer(TaughtTrainer):
             extra["output_router_logits"] = True
         if self.live is not None:
             with self.accelerator.autocast():  # as the student runs: a base must not differ by its precision alone
-                read: Batch = {name: inputs.get(name) for name in (*MODEL_INPUTS, "labels")}
+                read: Batch = {name: inputs.get(name) for name in (*MODEL_INPUTS, "labels", LABEL_COUNT)}
                 extra["teacher"] = self.live(**read)
         if self.block is not None and "old_logp" not in inputs:  # evaluation: the policy is its own old policy
             inputs = self.block.scored(inputs)

@@ -62,6 +62,9 @@ def test_labels_are_found_with_one_question_and_none_if_they_were_counted():
         assert LabelTokens.of(fake, count=3).labels.shape == (3,)
     counted = LabelTokens.of(labels, count=3)
     assert counted.labels.tolist() == [3, 5, 7]
+    for wrong in (2, 4):
+        with pytest.raises(RuntimeError, match="Take label_count out of the batch"):
+            LabelTokens.of(labels, count=wrong)
     many = torch.where(torch.rand(64, 200) < 0.5, 1, -100)  # a sort that is not stable would mix them
     assert torch.equal(LabelTokens.of(many).index, (many.flatten() == 1).nonzero()[:, 0])
     assert LabelTokens.of(torch.empty(0, 4, dtype=torch.long)).labels.numel() == 0

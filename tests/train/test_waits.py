@@ -8,6 +8,7 @@ from peft import PromptTuningConfig, get_peft_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from qsft import TARGETS, make_target
+from qsft.teacher.live import LiveTeacher
 from qsft.train.safeguards import counts_hold
 from qsft.train.side_inputs import score
 
@@ -30,6 +31,9 @@ def test_no_row_waits_for_the_device(trainer, data, tiny_model, tmp_path):
             loss = made.compute_loss(made.model, fake, num_items_in_batch=in_step)
             torch.autograd.grad(loss, trained)
         assert score(made.model, fake).shape == batch["labels"].shape
+        made.target, made.live = make_target("target"), LiveTeacher(tiny_model(seed=5), k=5)
+        made.live._checked = True  # which compares values, once
+        made.compute_loss(made.model, fake, num_items_in_batch=in_step)
         del fake["label_count"]
         with pytest.raises(DataDependentOutputException):
             made.compute_loss(made.model, fake, num_items_in_batch=in_step)

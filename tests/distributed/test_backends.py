@@ -1,6 +1,7 @@
 """One process, DDP, ZeRO-2, ZeRO-3, FSDP2 and two nodes train the same: real processes on gloo, one launch each."""
 
 import importlib.util
+import itertools
 
 import pytest
 import torch
@@ -13,11 +14,15 @@ pytestmark = pytest.mark.distributed
 
 SAVED = {"save": True, "steps": 4}
 STUDENTS = {"untied": {"model": "untied"}, "tied": {"model": "tied"}, "lora": {"model": "untied", "lora": True}}
-CASES = [
+MATRIX = [
     {"name": f"{target}-{student}", "target": target, **how, **(SAVED if target == "target" else {})}
     for target in ("target", "sft", "iw_sft", "gem")
     for student, how in STUDENTS.items()
 ]
+# A target with a teacher on each student; without one, with whole documents and with the whole tile on one each.
+TRIED = ("target-untied", "target-tied", "target-lora", "sft-lora", "iw_sft-tied", "gem-untied")
+CASES = [case for case in MATRIX if case["name"] in TRIED]
+REST = [case for case in MATRIX if case["name"] not in TRIED]
 CASES += [
     {"name": "psft", "target": "psft", "model": "untied"},  # scores batches with the wrapped student
     {"name": "live", "target": "target", "model": "untied", "teacher": "live"},
@@ -72,6 +77,16 @@ def test_logs_what_one_process_logs(trained, backend, case):
         for name in ("loss", "grad_norm", "label_loss", "gamma", "entropy", "mean_token_accuracy"):
             assert rank[case][name] == pytest.approx(alone[case][name], rel=1e-5), name
         assert rank[case]["num_tokens"] == alone[case]["num_tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ddp", "zero3", "fsdp2"])
+def test_the_other_pairs_of_target_and_student_too(launch, backend):
+    [alone], ranks = launch("single", REST)[1], launch(backend, REST)[1]
+    assert len(ranks) == 2
+    for case, name in itertools.product((case["name"] for case in REST), ("loss", "grad_norm", "gamma", "entropy")):
+        for rank in ranks:
+            assert rank[case][name] == pytest.approx(alone[case][name], rel=1e-5), (case, name)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

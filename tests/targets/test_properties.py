@@ -22,7 +22,7 @@ def loss_and_gradient(logits, labels, target, teacher, side):
     return loss.detach(), torch.autograd.grad(loss, z)[0]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows, sizes)
 def test_gradient_sums_to_zero_and_spares_ignored_tokens(row, size):
     batch = make_batch(**size)
@@ -31,7 +31,7 @@ def test_gradient_sums_to_zero_and_spares_ignored_tokens(row, size):
     assert not grad[batch.labels == -100].any()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows, sizes)
 def test_permuting_the_vocabulary_permutes_the_gradient(row, size):
     batch = make_batch(**size)
@@ -46,7 +46,7 @@ def test_permuting_the_vocabulary_permutes_the_gradient(row, size):
     torch.testing.assert_close(grad[:, order], grad2, rtol=0, atol=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows.filter(lambda row: row[0] != "iw_sft"), sizes, st.integers(0, 8))
 def test_splitting_the_batch_splits_the_sum(row, size, cut):
     """iw_sft is left out: its weight is per document, so only documents can be split off."""
@@ -62,7 +62,7 @@ def test_splitting_the_batch_splits_the_sum(row, size, cut):
     torch.testing.assert_close(torch.cat([parts[0][1], parts[1][1]]), grad, rtol=0, atol=1e-10)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows, sizes)
 def test_padding_with_ignored_rows_changes_nothing(row, size):
     batch = make_batch(**size)

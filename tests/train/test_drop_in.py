@@ -198,8 +198,7 @@ PROMPTS = {
 }
 
 
-@pytest.mark.parametrize("kind", PROMPTS)
-@pytest.mark.parametrize("target", ["sft", "dft"])
+@pytest.mark.parametrize(("kind", "target"), [*((kind, "sft") for kind in PROMPTS), ("prompt tuning", "dft")])
 def test_prompt_learning_is_trls(trainer, config, data, tiny_model, tiny_tokenizer, logged, kind, target):
     made = trainer(data.completion(), target=target, peft_config=PROMPTS[kind], learning_rate=1e-2)
     before = [p.detach().clone() for p in made.model.parameters() if p.requires_grad]

@@ -39,6 +39,14 @@ def build(tmp_path, tiny_model, tiny_tokenizer):
 
 
 @pytest.fixture
+def teacher(tmp_path, tiny_model, tiny_tokenizer):
+    """The path of a teacher with its tokenizer, as a user has it."""
+    tiny_model().save_pretrained(tmp_path / "teacher")
+    tiny_tokenizer.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+@pytest.fixture
 def content():
     """What a cache says about documents, as bytes: equal means equal bit for bit."""
 

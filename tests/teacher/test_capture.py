@@ -25,14 +25,6 @@ from qsft.teacher.source import TeacherSource
 
 
 @pytest.fixture
-def saved_teacher(tmp_path, tiny_model, tiny_tokenizer):
-    """The path of a teacher with its tokenizer, as a user has it."""
-    tiny_model().save_pretrained(tmp_path / "teacher")
-    tiny_tokenizer.save_pretrained(tmp_path / "teacher")
-    return tmp_path / "teacher"
-
-
-@pytest.fixture
 def hub_teacher(tmp_path, tiny_model, tiny_tokenizer, monkeypatch):
     """Factory: put a commit of org/teacher into a hub cache as a download does, and return the commit."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -72,24 +64,24 @@ def test_a_finished_cache_is_not_computed_again(build, documents, tiny_model):
     assert {path: path.stat().st_mtime_ns for path in build(data, teacher=model).path.iterdir()} == files
 
 
-def test_a_path_is_not_loaded_when_nothing_is_missing(build, documents, saved_teacher, monkeypatch):
+def test_a_path_is_not_loaded_when_nothing_is_missing(build, documents, teacher, monkeypatch):
     data = documents(10)
-    build(data, teacher=str(saved_teacher))
+    build(data, teacher=str(teacher))
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
-    build(data[:5], teacher=str(saved_teacher))
+    build(data[:5], teacher=str(teacher))
 
 
-def test_model_path_and_dataset_give_the_same_cache(build, documents, content, saved_teacher):
+def test_model_path_and_dataset_give_the_same_cache(build, documents, content, teacher):
     data = documents(20)
-    from_model, from_path = build(data, "a"), build(Dataset.from_list(data), "b", teacher=saved_teacher)
+    from_model, from_path = build(data, "a"), build(Dataset.from_list(data), "b", teacher=teacher)
     assert content(from_model, data) == content(from_path, data)
     files = from_path.manifest.identity.teacher["files"]
     assert [(f["file"], f["bytes"]) for f in files] == [
-        ("model.safetensors", (saved_teacher / "model.safetensors").stat().st_size)
+        ("model.safetensors", (teacher / "model.safetensors").stat().st_size)
     ]
     # A capture from the loaded model may continue one from its files, and the other way round.
     build(documents(5, seed=1), "b")
-    build(documents(5, seed=1), "a", teacher=saved_teacher)
+    build(documents(5, seed=1), "a", teacher=teacher)
 
 
 def test_a_partial_capture_continues_bit_equal(build, documents, content):
@@ -176,16 +168,16 @@ def test_other_settings_are_refused(build, documents, options, words):
     assert build(data).verify().ok
 
 
-def test_another_teacher_is_refused(build, documents, tiny_model, saved_teacher, tmp_path):
+def test_another_teacher_is_refused(build, documents, tiny_model, teacher, tmp_path):
     data = documents(5)
-    build(data, teacher=saved_teacher)
+    build(data, teacher=teacher)
     with pytest.raises(ValueError, match=r"other weights than.*new directory"):
         build(data, teacher=tiny_model(seed=1))
     tiny_model(seed=1).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"other files than.*new directory"):
         build(data, teacher=tmp_path / "other")
     with pytest.raises(ValueError, match="dtype is 'float32', not 'bfloat16'"):
-        build(data, teacher=saved_teacher, dtype="bfloat16")
+        build(data, teacher=teacher, dtype="bfloat16")
 
 
 def test_the_strongest_evidence_decides_whether_two_teachers_are_one():
@@ -203,19 +195,19 @@ def test_the_strongest_evidence_decides_whether_two_teachers_are_one():
     assert teacher_difference(cached, {"name": "org/other"}) == "org/model, not org/other"
 
 
-def test_the_same_weights_under_another_configuration_are_another_teacher(build, documents, saved_teacher):
+def test_the_same_weights_under_another_configuration_are_another_teacher(build, documents, teacher):
     """rope_theta is in config.json alone: the weight files are the same to the last bit."""
     data = documents(5)
-    build(data, teacher=saved_teacher)
-    config = json.loads((saved_teacher / "config.json").read_text())
+    build(data, teacher=teacher)
+    config = json.loads((teacher / "config.json").read_text())
     theta = config["rope_parameters"]["rope_theta"]
     for cosmetic in ({"transformers_version": "4.0"}, {"use_cache": False}, {"attention_dropout": 0.5}):
-        (saved_teacher / "config.json").write_text(json.dumps(config | cosmetic))
-        build(data, teacher=saved_teacher)
+        (teacher / "config.json").write_text(json.dumps(config | cosmetic))
+        build(data, teacher=teacher)
     config["rope_parameters"]["rope_theta"] = 2 * theta
-    (saved_teacher / "config.json").write_text(json.dumps(config))
+    (teacher / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"another configuration than.*new directory"):
-        build(data, teacher=saved_teacher)
+        build(data, teacher=teacher)
 
 
 def test_every_value_of_a_model_in_memory_counts(build, documents, tiny_model):
@@ -305,13 +297,13 @@ def test_only_another_commit_makes_the_weights_decide(build, documents, hub_teac
         build(data, teacher="org/teacher", revision=hub_teacher("c" * 40, seed=1))
 
 
-def test_a_teacher_with_another_tokenizer_than_the_data_is_refused(build, documents, saved_teacher, tiny_tokenizer):
+def test_a_teacher_with_another_tokenizer_than_the_data_is_refused(build, documents, teacher, tiny_tokenizer):
     other = json.loads(tiny_tokenizer.backend_tokenizer.to_str())
     words = other["model"]["vocab"]
     words["<other>"] = words.pop(next(word for word, index in words.items() if index == 300))
     renamed = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(other)))
     with pytest.raises(ValueError, match=r"not the one of the teacher.*id 300 is .* there and '<other>' here"):
-        build(documents(5), teacher=saved_teacher, tokenizer=renamed)
+        build(documents(5), teacher=teacher, tokenizer=renamed)
     build(documents(5))
     with pytest.raises(ValueError, match="'<other>' here"):
         build(documents(5), tokenizer=renamed)
@@ -509,14 +501,14 @@ def test_the_manifest_tells_what_was_measured(build, documents):
     assert measured["bytes"] == sum(path.stat().st_size for path in published(cache.path))
 
 
-def test_dtype_and_revision_among_the_model_kwargs_win(build, documents, saved_teacher):
+def test_dtype_and_revision_among_the_model_kwargs_win(build, documents, teacher):
     kwargs = {"torch_dtype": "bfloat16", "revision": "main"}
-    cache = build(documents(3), teacher=saved_teacher, dtype="float32", model_kwargs=kwargs)
+    cache = build(documents(3), teacher=teacher, dtype="float32", model_kwargs=kwargs)
     assert cache.manifest.identity.dtype == "bfloat16"
     assert cache.manifest.identity.teacher["revision"] == "main"
     with pytest.raises(ValueError, match="dtype is 'bfloat16', not 'float16'"):
-        build(documents(3), teacher=saved_teacher, model_kwargs={"dtype": "float16"})
-    build(documents(3), "automatic", teacher=saved_teacher, model_kwargs={"dtype": "auto"})
+        build(documents(3), teacher=teacher, model_kwargs={"dtype": "float16"})
+    build(documents(3), "automatic", teacher=teacher, model_kwargs={"dtype": "auto"})
 
 
 def test_weights_without_a_tokenizer_are_a_teacher(build, documents, tiny_model, tmp_path):

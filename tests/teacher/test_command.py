@@ -14,13 +14,6 @@ def qsft():
 
 
 @pytest.fixture
-def teacher(tmp_path, tiny_model, tiny_tokenizer):
-    tiny_model().save_pretrained(tmp_path / "teacher")
-    tiny_tokenizer.save_pretrained(tmp_path / "teacher")
-    return tmp_path / "teacher"
-
-
-@pytest.fixture
 def data(tmp_path, documents):
     Dataset.from_list(documents(20)).save_to_disk(tmp_path / "data")
     return tmp_path / "data"

@@ -18,13 +18,6 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-@pytest.fixture
-def teacher(tmp_path, tiny_model, tiny_tokenizer):
-    tiny_model().save_pretrained(tmp_path / "teacher")
-    tiny_tokenizer.save_pretrained(tmp_path / "teacher")
-    return tmp_path / "teacher"
-
-
 def test_caches_live_in_the_users_cache_directory_unless_told_otherwise(home, monkeypatch):
     assert cache_home() == home / ".cache" / "qsft"
     for name, place in (("XDG_CACHE_HOME", "x/qsft"), ("QSFT_HOME", "q/caches"), ("QSFT_CACHE", "c")):

@@ -9,13 +9,11 @@ from qsft.teacher.lookup import TeacherCache
 
 @pytest.mark.slow  # that two processes write what one writes is proved by forks in test_capture.py
 @pytest.mark.distributed
-def test_torchrun_divides_a_capture_over_processes(tmp_path, documents, tiny_model, tiny_tokenizer, build, content):
+def test_torchrun_divides_a_capture_over_processes(tmp_path, documents, teacher, build, content):
     data = documents(60)
-    tiny_model().save_pretrained(tmp_path / "teacher")
-    tiny_tokenizer.save_pretrained(tmp_path / "teacher")
     Dataset.from_list(data).save_to_disk(tmp_path / "data")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "qsft"]
-    words = ["cache", "build", "--dataset_path", tmp_path / "data", "--teacher", tmp_path / "teacher"]
+    words = ["cache", "build", "--dataset_path", tmp_path / "data", "--teacher", teacher]
     words += ["--out", tmp_path / "two", "--k", 8, "--batch_tokens", 128]
     done = subprocess.run([*launcher, *map(str, words)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -63,7 +63,8 @@ def check_settings(k: object, encoding: object, top_p: object, min_k: object) ->
     _require(_is_int(k, 1, LARGEST_K), f"k={k!r} (1 to {LARGEST_K:,})")
     _require(_is_int(min_k, 1, k), f"min_k={min_k!r} with k={k} (1 to k)")  # type: ignore[arg-type]
     _require(isinstance(encoding, str) and encoding in ENCODINGS, f"encoding={encoding!r} ({' or '.join(ENCODINGS)})")
-    _require(top_p is None or _is_share(top_p), f"top_p={top_p!r} (above 0, at most 1)")
+    is_share = type(top_p) in (int, float) and 0 < top_p <= 1  # type: ignore[operator]
+    _require(top_p is None or is_share, f"top_p={top_p!r} (above 0, at most 1)")
 
 
 def refuse_other_settings(cache: Identity, path: Path, **wanted: object) -> None:
@@ -201,7 +202,3 @@ def _require(holds: bool, what: str) -> None:
 
 def _is_int(value: object, low: int, high: int) -> bool:
     return type(value) is int and low <= value <= high
-
-
-def _is_share(value: object) -> bool:
-    return type(value) in (int, float) and 0 < value <= 1  # type: ignore[operator]

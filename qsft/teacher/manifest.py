@@ -53,13 +53,6 @@ class Manifest:
         content = {"format": FORMAT, "version": self.version} | asdict(self)
         return _render(content | {"checksum": digest(_render(content))})
 
-    def with_shards(self, shards: list[Shard]) -> "Manifest":
-        """The same cache, described from the shards it has now."""
-        sizes = [(len(shard), int(shard.rows.sum()), shard.path.stat().st_size) for shard in shards]
-        entries = {shard.path.name: dict(zip(SIZES, size)) for shard, size in zip(shards, sizes)}
-        facts = sum((shard.facts for shard in shards), Facts())
-        return replace(self, shards=entries, measured=facts.summary(sum(size[-1] for size in sizes)))
-
     def check_sizes(self, directory: Path) -> None:
         """DamagedShard when a listed shard is gone or has another size."""
         for name, entry in self.shards.items():
@@ -113,8 +106,11 @@ def recover_manifest(directory: Path) -> None:
 
 def refresh_manifest(directory: Path) -> None:
     """Bring the list of shards and the measured facts up to date; nothing is written when they are."""
-    manifest = read_manifest(directory)
-    current = manifest.with_shards([Shard(path) for path in published(directory)])
+    manifest, shards = read_manifest(directory), [Shard(path) for path in published(directory)]
+    sizes = [(len(shard), int(shard.rows.sum()), shard.path.stat().st_size) for shard in shards]
+    entries = {shard.path.name: dict(zip(SIZES, size)) for shard, size in zip(shards, sizes)}
+    measured = sum((shard.facts for shard in shards), Facts()).summary(sum(size[-1] for size in sizes))
+    current = replace(manifest, shards=entries, measured=measured)
     if current != manifest:
         publish(directory / MANIFEST, current.render(), what="the teacher cache")
 
@@ -126,7 +122,11 @@ def _parse(content: dict[str, Any], path: Path) -> Manifest:
             raise ValueError("libraries, shards and measured must be objects")
         manifest = Manifest(Identity.read(content.get("identity")), **parts, version=content["version"])  # type: ignore[arg-type]
         for name, entry in manifest.shards.items():
-            _check_entry(name, entry)
+            if not NAME.fullmatch(name):  # a plain file of this directory
+                raise ValueError(f"it lists {name!r}, which is not the name of a shard")
+            sizes = [entry.get(key) for key in SIZES] if isinstance(entry, dict) else [None]
+            if not all(type(size) is int and 0 < size < 2**50 for size in sizes):
+                raise ValueError(f"it lists impossible sizes for {name}: {entry}")
         if not all(type(value) in (int, float) for value in manifest.measured.values()):
             raise ValueError("it measured something that is no number")
         if not all(isinstance(value, str) for value in manifest.libraries.values()):
@@ -134,15 +134,6 @@ def _parse(content: dict[str, Any], path: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be right: {error}. {LOST_MANIFEST}") from error
     return manifest
-
-
-def _check_entry(name: str, entry: object) -> None:
-    """A shard is a plain file name of this directory, with sizes that can exist."""
-    if not NAME.fullmatch(name):
-        raise ValueError(f"it lists {name!r}, which is not the name of a shard")
-    sizes = [entry.get(key) for key in SIZES] if isinstance(entry, dict) else [None]
-    if not all(type(size) is int and 0 < size < 2**50 for size in sizes):
-        raise ValueError(f"it lists impossible sizes for {name}: {entry}")
 
 
 def _render(content: dict[str, Any]) -> bytes:

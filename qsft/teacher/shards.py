@@ -106,16 +106,12 @@ class Facts:
 
 def encoding_kl(exact: Rows, decoded: Rows) -> np.ndarray:
     """KL(exact ‖ decoded) per row, over its slots and, where both have it, the rest as one more outcome; normalised."""
-    tails = exact.log_tail is not None and decoded.log_tail is not None
-    logp, logq = _outcomes(exact, tails), _outcomes(decoded, tails)
+    logp, logq = exact.logps.astype(np.float64), decoded.logps.astype(np.float64)
+    if exact.log_tail is not None and decoded.log_tail is not None:
+        logp, logq = np.column_stack([logp, exact.log_tail]), np.column_stack([logq, decoded.log_tail])
     p, q = np.exp(logp), np.exp(logq)
     gap = np.where(p > 0, logp, 0.0) - np.where(p > 0, logq, 0.0)
     return (p * gap).sum(axis=1) / p.sum(axis=1) - np.log(p.sum(axis=1) / q.sum(axis=1))
-
-
-def _outcomes(rows: Rows, with_tail: bool) -> np.ndarray:
-    columns = [rows.logps, rows.log_tail[:, None]] if with_tail else [rows.logps]  # type: ignore[index]
-    return np.concatenate(columns, axis=1, dtype=np.float64)
 
 
 class Entry(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 
-from qsft.files import NoSpace, make_directory, probe, publish
+from qsft.files import NoSpace, make_directory, probe, publish, shown
 from qsft.processes import is_main, rank, world_size
 from qsft.progress import Progress
 from qsft.teacher.batches import MEETING_SECONDS, Plan, plan_capture, ready_batches, require_shared, wait_for_others
@@ -169,7 +169,10 @@ class Capture:
         total, show = sum(int(self.missing[batch].sum()) for batch in mine), progress and is_main()
         pace = Pace(input_device(self.model), show)
         try:
-            with evaluating(self.model), Progress(f"{WHAT} {self.path}", total, "documents", show=show) as bar:
+            with (
+                evaluating(self.model),
+                Progress(f"teacher cache {shown(self.path)}", total, "documents", show=show) as bar,
+            ):
                 with ShardWriter(self.path, self.identity, shard_bytes, pace) as writer:
                     self._compute(mine, writer, bar, pace)
                 bar.text += f"; {pace.split(bar.seconds)}"

@@ -439,7 +439,7 @@ def test_progress_says_documents_rate_and_bytes_in_plain_lines(build, documents,
 
 class SlowDisk(Documents):
     def tokens(self, index):
-        time.sleep(0.01)
+        time.sleep(0.05)
         return super().tokens(index)
 
 
@@ -449,13 +449,13 @@ def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, cap
     told = re.findall(
         r"slow capture: (\d+)% of the time is waiting for data. Keep the prepared", capsys.readouterr().err
     )
-    assert len(told) == 2  # once soon after the start, once at the end
+    assert told
     assert all(int(share) > 33 for share in told)
 
 
 def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, capsys, monkeypatch):
     monkeypatch.setattr(pace, "FIRST_LOOK", 0.2)
-    monkeypatch.setattr("qsft.files.os.fsync", lambda handle: time.sleep(0.2))
+    monkeypatch.setattr("qsft.files.os.fsync", lambda handle: time.sleep(0.3))
     build(documents(60), progress=True, shard_bytes=1)
     assert re.search(
         r"\d+% of the time is waiting for writes. Put the cache .* on a faster disk", capsys.readouterr().err
@@ -476,6 +476,11 @@ def test_advice_follows_from_where_the_time_goes(build, documents, capsys, monke
         "40% of the time is waiting for",
     ]
     assert gpu.split(100) == "10% of the time the teacher's own, 40% waiting for data, 50% waiting for writes"
+    for seconds in (10, 59, 61, 62, 100):
+        gpu.advise(seconds)
+    gpu.advise(120, finished=True)
+    told = capsys.readouterr().err.splitlines()
+    assert [line[:17] for line in told] == ["slow capture: 82%", "slow capture: 66%", "slow capture: 42%"]
     build(documents(5), progress=True)
     assert "slow capture" not in capsys.readouterr().err  # shorter than a minute
 

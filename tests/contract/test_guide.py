@@ -27,15 +27,9 @@ RUN = {
     "qsft train numina_qwen_math_1p5b": f"{TINY} --save_steps 2",
     "qsft train numina_qwen_math_1p5b --resume_from_checkpoint last": f"{TINY} --save_steps 2",
     "qsft eval RECIPE --limit 100 --n 4": SAMPLES,
-    "qsft plan m23k_qwen_1p5b": "",
-    "qsft train m23k_qwen_1p5b": f"{LOCAL} --data_dir {{files}}/m23k.jsonl --dry_run",
-    "qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target": "--dry_run",
-    "qsft sweep numina_qwen_math_1p5b --grid target=target eta=0.2,0.5,1.0": "--dry_run",
-    "qsft sweep openr1_qwen_math_1p5b --grid target=target_mixture c=0.2,0.5,1.0": "--dry_run",
 }
 # … and those that are only parsed, with the reason.
 PARSED = {
-    "qsft eval m23k_qwen_1p5b": "ten benchmarks of the hub: tests/evals grades their forms",
     "qsft eval runs/numina_qwen_math_1p5b-target --backend vllm "
     "--engine gpu_memory_utilization=0.8 enforce_eager=true": "needs vLLM: tests/vllm samples with it",
     "accelerate launch recipes/NAME.yaml": "NAME is the reader's: the README launches one",
@@ -132,6 +126,14 @@ def understood(words):
             build_parser().parse_args([*words, "--help"])
     else:
         build_parser().parse_args(words)
+
+
+def test_the_messages_of_the_table_of_errors_are_ours():
+    sources = "".join(file.read_text(encoding="utf-8") for file in (REPO / "qsft").rglob("*.py"))
+    said = re.sub(r"""["']\s*\n\s*f?["']""", "", sources)
+    quoted = re.findall(r'^\| "(.+?)" \|', (REPO / "docs" / "many_gpus.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(quoted) > 5
+    assert [message for message in quoted if message not in said] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -147,7 +147,7 @@ def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file; a ValueError names the file, what is wrong with it and `remedy`."""
-    return _object(path.read_bytes(), str(path), (), remedy)
+    return _object(path.read_bytes(), shown(path), (), remedy)
 
 
 def read_lines(path: Path, *, keys: Collection[str] = (), remedy: str = "Delete the line.") -> Iterator[dict[str, Any]]:
@@ -155,7 +155,7 @@ def read_lines(path: Path, *, keys: Collection[str] = (), remedy: str = "Delete 
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield _object(line, f"{path}:{number}", keys, remedy)
+                yield _object(line, f"{shown(path)}:{number}", keys, remedy)
 
 
 def cut_torn_line(path: Path) -> None:

@@ -13,7 +13,7 @@ from qsft.evals.grade import Grade
 from qsft.evals.request import Generation
 from qsft.evals.summary import Result
 from qsft.evals.tasks import Problem
-from qsft.files import make_directory, read_json, read_lines, write_json, write_lines
+from qsft.files import make_directory, read_json, read_lines, shown, write_json, write_lines
 from qsft.fingerprints import digest_json
 from qsft.ledger import Key, Ledger, Record, check_stage, key_of
 from qsft.processes import Group
@@ -42,7 +42,7 @@ class EvalDirectory:
         for task, one in recorded.items():
             keys = ("about", "made_by", "protocol", "limit")
             if not isinstance(one, dict) or any(key not in one for key in keys) or not is_whole(one):
-                raise ValueError(f"{path}: the settings of {task!r} are damaged. {LOST}")
+                raise ValueError(f"{shown(path)}: the settings of {task!r} are damaged. {LOST}")
         return recorded
 
     def write_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
@@ -93,7 +93,7 @@ class EvalDirectory:
         """The generations so far; `made_by` is the digest of what draws each problem's samples."""
         found = self.generations.read(task)
         for (problem, sample), record in found.items():
-            where = f"{self.path}/generations/{task}*.jsonl: problem {problem}, sample {sample}"
+            where = f"{shown(self.generations.directory or task)}/{task}*.jsonl: problem {problem}, sample {sample}"
             if not is_whole(record):
                 raise ValueError(f"{where} is damaged. {REMEDY}")
             if "settings" in record and problem in made_by and record["settings"] != made_by[problem]:
@@ -124,7 +124,7 @@ def graded_tasks(directory: Path) -> list[str]:
     found = sorted((directory / "grades").glob("*.jsonl"))
     if not found:
         raise FileNotFoundError(
-            f"{directory} holds no graded evaluation (grades/*.jsonl). Run `qsft eval` into it first."
+            f"{shown(directory)} holds no graded evaluation (grades/*.jsonl). Run `qsft eval` into it first."
         )
     return [path.stem for path in found]
 
@@ -138,11 +138,14 @@ def read_result(directory: Path, task: str, reading: str | None = None) -> Resul
     keys = [key_of(record, directory) for record in records["grades"]]
     lost = [key for key in keys if texts and key not in texts]
     if lost:
+        problem, sample = lost[0]
         raise ValueError(
-            f"{directory}/generations/{task}.jsonl lacks problem {lost[0][0]}, sample {lost[0][1]}, which was graded."
+            f"{shown(directory)}/generations/{task}.jsonl lacks problem {problem}, sample {sample}, which was graded."
         )
     if not keys or (texts and len(keys) != len(texts)):
-        raise ValueError(f"{directory}/grades/{task}.jsonl has {len(keys)} grades of {len(texts)} generations. {AGAIN}")
+        raise ValueError(
+            f"{shown(directory)}/grades/{task}.jsonl has {len(keys)} grades of {len(texts)} generations. {AGAIN}"
+        )
     return Result(
         task,
         len(keys) // len({problem for problem, _ in keys}),
@@ -158,7 +161,7 @@ def _read(path: Path, remedy: str) -> list[Record]:
     rows = list(read_lines(path, remedy=remedy)) if path.is_file() else []
     for number, row in enumerate(rows, start=1):
         if not is_whole(row):
-            raise ValueError(f"{path}:{number}: damaged, its digest does not match. {remedy}")
+            raise ValueError(f"{shown(path)}:{number}: damaged, its digest does not match. {remedy}")
     return rows
 
 

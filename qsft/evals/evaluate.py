@@ -90,16 +90,16 @@ def rescore(
 
     tasks: None is all of the run's. Their rows are read from where they were read then, unless data_dir says otherwise.
     """
-    files = EvalDirectory(output_dir)
+    files, where = EvalDirectory(output_dir), shown(output_dir)
     recorded = files.settings()
     if not recorded:
-        raise FileNotFoundError(f"{output_dir} holds no evaluation (settings.json is missing), so nothing to rescore.")
+        raise FileNotFoundError(f"{where} holds no evaluation (settings.json is missing), so nothing to rescore.")
     asked = list(recorded) if tasks is None else listed(tasks)
     named = [recorded.get(one, {}).get("path") or one if isinstance(one, str) else one for one in asked]
     runs = []
     for task in find_tasks(named):
         if task.name not in recorded:
-            raise ValueError(f"{output_dir} holds no generations of {task.name!r}, only of {', '.join(recorded)}.")
+            raise ValueError(f"{where} holds no generations of {task.name!r}, only of {', '.join(recorded)}.")
         settings = recorded[task.name]
         chosen = find_protocol(Protocol(**settings["protocol"]), {"rule": rule} if rule else {})
         runs.append(TaskRun(task, load_problems(task, data_dir or settings.get("data_dir"), settings["limit"]), chosen))

@@ -118,11 +118,13 @@ def test_two_processes_equal_one(sum_directory, sum_file, whole_run, tmp_path):
     assert "sums: 80/80 samples" in err  # each process drew its half
 
 
-def test_changed_settings_are_refused_unless_fresh(sum_directory, sum_file, tmp_path, command):
+def test_changed_settings_are_refused_unless_fresh(sum_directory, sum_file, tmp_path, command, monkeypatch):
     words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--limit", "3", "--output_dir", tmp_path)
     assert command(*words) == 0
     before = generations(tmp_path)
-    with pytest.raises(ValueError, match=r"'sums' made with other settings: seed was 0, is 1.*--fresh"):
+    monkeypatch.chdir(tmp_path.parent)  # what is said is said from where the user is
+    what = f"^{tmp_path.name} holds generations of 'sums' made with other settings"
+    with pytest.raises(ValueError, match=rf"{what}: seed was 0, is 1.*--fresh"):
         command(*words, "--seed", 1)
     with pytest.raises(ValueError, match=r"prompts was"):
         command(*words, "--prompt", "plain-boxed")
@@ -305,12 +307,15 @@ def test_half_precision_says_that_batching_may_change_samples(sum_model, sum_tok
     assert "batching may change samples" in str(evaluate(half, str(sum_file), **how))
 
 
-def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_path, command):
+def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_path, command, monkeypatch):
     recipe = tmp_path / "mine.yaml"
     values = {"output_dir": str(sum_directory), "eval_tasks": str(sum_file), "eval_protocol": "avg16"}
     recipe.write_text("".join(f'{key}: "{value}"\n' for key, value in values.items()), encoding="utf-8")
     words = ("--prompt", "plain", "--max_new_tokens", "6", "--limit", "2", "--output_dir", tmp_path / "run")
+    monkeypatch.chdir(sum_directory.parent)
     assert command("eval", recipe, *words) == 0
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert f"<title>Evaluation of {sum_directory.name}</title>" in page
     assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["tasks"]["sums"]["samples"] == 16
 
 

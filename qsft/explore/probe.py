@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from qsft.losses.head import attach_target_head
@@ -140,10 +140,11 @@ def teacher_label_probs(view: TokenView) -> Float[Tensor, " N"]:
 
 def _numbers(view: TokenView, q: Mixture, top: int) -> dict[str, Tensor]:
     p = (view.logits - view.lse[:, None]).exp()
-    dense = q.dense(p)
-    ids = _likeliest(view, p, top)
-    label = view.labels[:, None]
+    dense, t, label = q.dense(p), _teacher_probs(view), view.labels[:, None]
     p_y, q_y = (values.gather(-1, label)[:, 0] for values in (p, dense))
+    own = p.topk(min(top, p.shape[-1]), dim=-1).indices
+    best = t.nan_to_num(-1.0).topk(own.shape[-1], dim=-1)
+    ids = torch.cat([own, torch.where(best.values < 0, own[:, :1], best.indices)], dim=-1)  # some stand twice
     return {
         "p": p_y,
         "t": teacher_label_probs(view),
@@ -151,34 +152,19 @@ def _numbers(view: TokenView, q: Mixture, top: int) -> dict[str, Tensor]:
         "q": q_y,
         "gradient": q.scale * (p_y - q_y),
         "alternative_ids": ids,
-        "alternative_p": p.gather(-1, ids),
-        "alternative_t": _teacher_at(view, ids),
-        "alternative_q": dense.gather(-1, ids),
+        **{f"alternative_{name}": values.gather(-1, ids) for name, values in (("p", p), ("t", t), ("q", dense))},
     }
 
 
-def _likeliest(view: TokenView, p: Float[Tensor, "N V"], top: int) -> Int[Tensor, "N A"]:
-    """The student's `top` tokens, then the teacher's; a token of both stands twice."""
-    columns = [p.topk(min(top, p.shape[-1]), dim=-1).indices]
-    if isinstance(view.teacher, Full):
-        columns.append(view.teacher.logps.topk(min(top, p.shape[-1]), dim=-1).indices)
-    elif view.teacher is not None:
-        best = view.teacher.logps.topk(min(top, view.teacher.logps.shape[-1]), dim=-1)
-        fallback = columns[0][:, :1].expand_as(best.indices)  # empty slots have ids that mean nothing
-        columns.append(torch.where(best.values.isinf(), fallback, view.teacher.ids.gather(-1, best.indices)))
-    return torch.cat(columns, dim=-1)
-
-
-def _teacher_at(view: TokenView, ids: Int[Tensor, "N A"]) -> Float[Tensor, "N A"]:
-    """The teacher's probability of each token; NaN where a truncated teacher does not say."""
-    teacher = view.teacher
-    if teacher is None:
-        return torch.full(ids.shape, torch.nan)
+def _teacher_probs(view: TokenView) -> Float[Tensor, "N V"]:
+    """p_T of every token; NaN where there is no teacher or a truncated one does not say."""
+    teacher, (n, v) = view.teacher, view.logits.shape
     if isinstance(teacher, Full):
-        return teacher.logps.gather(-1, ids).exp()
-    match = (teacher.ids[:, None, :] == ids[:, :, None]) & teacher.live[:, None, :]
-    known = torch.where(match, teacher.logps.exp()[:, None, :], 0.0).sum(dim=-1)
-    return known.masked_fill(~match.any(dim=-1), torch.nan)
+        return teacher.logps.exp()
+    wide = view.logits.new_full((n, v + 1), torch.nan)
+    if teacher is not None:  # empty slots, whose ids mean nothing, go to a column of their own
+        wide.scatter_(-1, torch.where(teacher.live, teacher.ids, v), teacher.logps.exp().to(wide.dtype))
+    return wide[:, :-1]
 
 
 def _teacher_rows(teacher: Teacher, ids: Tensor, labels: Tensor) -> TopK | Full | None:

@@ -46,6 +46,26 @@ def test_with_clean_demonstrations_sft_ties_and_the_demo_says_so(worlds):
     assert "Target-SFT and SFT tie" in said
 
 
+def test_four_worlds_stand_in_one_table(worlds):
+    found = json.loads((worlds / "results.json").read_text())["worlds"]
+    assert list(found) == ["right", "wrong", "half-wrong", "clean"]
+    assert [one["settings"]["teacher"] for one in found.values()] == ["right", "wrong", "half", "right"]
+    assert [one["settings"]["noise"] for one in found.values()] == [0.25, 0.25, 0.25, 0.0]
+    page = (worlds / "index.html").read_text()
+    assert all(f'<th scope="col">{name}</th>' in page for name in found)
+    assert (worlds / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_method_without_a_teacher_is_trained_once_for_the_same_demonstrations(worlds):
+    trained = sorted(str(path.parent.relative_to(worlds)) for path in worlds.rglob("model.safetensors"))
+    everywhere = [f"{world}/seed-0/target-eta0.5" for world in ("clean", "half-wrong", "right", "wrong")]
+    once = [f"{world}/seed-0/{name}" for world in ("clean", "right") for name in ("dft", "sft")]
+    assert trained == sorted([*everywhere, *once])
+    found = json.loads((worlds / "results.json").read_text())["worlds"]
+    right, wrong, _, clean = (one["seeds"][0]["places"]["SFT"] for one in found.values())
+    assert right == wrong != clean
+
+
 def test_the_recipe_trains_the_same_target_sft(worlds, tmp_path):
     recipe, cache = tmp_path / "recipe", tmp_path / "cache"
     assert main(["train", "demo", "--output_dir", str(recipe), "--teacher_cache", str(cache)]) == 0

@@ -25,23 +25,18 @@ def folder(tiny_files, tmp_path, monkeypatch):
     return tmp_path
 
 
-TINY = (
-    "numina_qwen_math_1p5b --model_name_or_path {files}/student --teacher_model_name_or_path {files}/teacher "
-    "--data_dir {files}/numina.jsonl --max_length 64 --global_batch_size 16 --dtype float32 --use_cpu true "
-    "--bf16 false --report_to none --max_steps 1"
-)
 CASES = [
-    (f"train {TINY} --output_dir afile", "afile"),
-    (f"train {TINY} --output_dir afile/inside", "afile"),
-    (f"train {TINY} --teacher_cache afile", "afile"),
-    (f"train {TINY} --output_dir broken", "checkpoints of another run"),
-    (f"train {TINY} --output_dir broken --resume_from_checkpoint last", "broken"),
-    (f"train {TINY} --output_dir run --target sft --resume_from_checkpoint broken/checkpoint-2", "checkpoint-2"),
-    (f"train {TINY} --output_dir run --target sft --resume_from_checkpoint nosuch", "nosuch"),
+    ("train TINY --output_dir afile", "afile"),
+    ("train TINY --output_dir afile/inside", "afile"),
+    ("train TINY --teacher_cache afile", "afile"),
+    ("train TINY --output_dir broken", "checkpoints of another run"),
+    ("train TINY --output_dir broken --resume_from_checkpoint last", "broken"),
+    ("train TINY --output_dir run --target sft --resume_from_checkpoint broken/checkpoint-2", "checkpoint-2"),
+    ("train TINY --output_dir run --target sft --resume_from_checkpoint nosuch", "nosuch"),
     ("train adir", "there is no recipe 'adir'"),
     ("train afile --dry_run", "a recipe is a list"),
-    (f"sweep {TINY} --grid target=sft --directory afile", "afile"),
-    (f"sweep {TINY} --grid target=sft --directory .", "sweep.json"),
+    ("sweep TINY --grid target=sft --directory afile", "afile"),
+    ("sweep TINY --grid target=sft --directory .", "sweep.json"),
     ("cache build --dataset_path rows.jsonl --teacher {files}/teacher --out afile", "afile"),
     ("cache build --dataset_path afile --teacher {files}/teacher --out cache", "afile"),
     ("cache info adir", "adir"),
@@ -52,17 +47,17 @@ CASES = [
     ("eval {files}/student --tasks task.jsonl --output_dir afile", "afile"),
     ("eval {files}/student --tasks nosuch.jsonl", "nosuch.jsonl"),
     ("compare afile adir", "afile"),
-    (f"curate self_distill {TINY} --out afile", "afile"),
+    ("curate self_distill TINY --out afile", "afile"),
     ("explore run broken --out curves.html", "broken"),
     ("explore run afile --out curves.html", "afile"),
-    (f"explore tokens {TINY} --n 1 --out adir", "adir"),
+    ("explore tokens TINY --n 1 --out adir", "adir"),
 ]
 
 
-@pytest.mark.parametrize(("command", "named"), CASES, ids=[command.replace(TINY, "TINY")[:60] for command, _ in CASES])
-def test_it_is_named_and_nothing_is_raised(command, named, folder, tiny_files, capfd):
-    words = command.format(files=tiny_files).split()
-    assert main(words) == 2
+@pytest.mark.parametrize(("command", "named"), CASES, ids=[command[:60] for command, _ in CASES])
+def test_it_is_named_and_nothing_is_raised(command, named, folder, tiny_files, local_words, capfd):
+    tiny = " ".join(["numina_qwen_math_1p5b", *local_words(report_to="none", max_steps=1)])
+    assert main(command.format(files=tiny_files).replace("TINY", tiny).split()) == 2
     said = capfd.readouterr().err
     assert named in said.rsplit("qsft: ", 1)[1]
     assert "Traceback" not in said

@@ -31,7 +31,7 @@ def register(commands: Any) -> None:
 
 def description() -> str:
     """What the command does and with which methods."""
-    from qsft.curate.methods import METHODS, summary
+    from qsft.curate.catalogue import METHODS, summary
 
     methods = "\n".join(f"  {name:<13} {summary(method)}" for name, method in METHODS.items())
     return (
@@ -42,7 +42,7 @@ def description() -> str:
 
 def run(args: argparse.Namespace) -> None:
     """Curate, and say what was kept, where it is and how to train on it."""
-    from qsft.curate.options import method_parser
+    from qsft.curate.catalogue import method_parser
 
     words = [*args.words, *args.overrides]
     recipe = words.pop(0) if words and not words[0].startswith("-") else None

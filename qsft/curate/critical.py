@@ -4,29 +4,26 @@ A token is critical iff none of the model's other likely tokens in its place, fo
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
-
-from qsft.curate.context import CurationContext, Kept, decide
-from qsft.ledger import Key, Record
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from qsft.curate.branches import Branch, Trunk
-    from qsft.curate.exercises import Exercise
+    from qsft.curate.context import CurationContext
+    from qsft.curate.exercises import Exercise, Kept
+    from qsft.ledger import Key, Record
 
 GREEDY, DEMONSTRATION = PLACES = ("greedy", "demonstration")
 
 
 def critical(
     exercises: "Sequence[Exercise]",
-    context: CurationContext,
+    context: "CurationContext",
     *,
     of: str = GREEDY,
     alternatives: int = 3,
     max_new_tokens: int = 1024,
     batch_size: int = 64,
-) -> list[Kept]:
+) -> "list[Kept]":
     """Marks the critical tokens of right responses, in the column that `cft` reads.
 
     of              whose tokens: greedy (the model's own response) or demonstration
@@ -41,106 +38,100 @@ def critical(
         )
     fitting = {exercise.id: exercise for exercise in context.answerable({p: p.prompt for p in exercises})}
 
-    def make(missing: list[Key]) -> Iterator[Record]:
-        model, tokenizer = context.inside()
-        search = Search(model, tokenizer, context, alternatives, max_new_tokens, batch_size)
+    def make(missing: "list[Key]") -> "Iterator[Record]":
+        sampler = context.sampler(n=1, temperature=0.0, max_new_tokens=max_new_tokens, stop=())
+        sampler.batch_size = batch_size
+        search = Search(context, sampler, alternatives)
         for name, _ in missing:
             yield {"problem": name, "sample": 0, **search(fitting[name], of)}
 
     records = context.fill("critical", [(name, 0) for name in fitting], make)
-    for record in records.values():
-        context.counts["responses"] += 1
-        context.counts["right"] += record["right"]
-        context.counts["generated tokens"] += record["tokens"]
-        context.counts["label tokens"] += len(record["critical"])
-        context.counts["critical tokens"] += sum(record["critical"])
-    kept = [_kept(fitting[name], record) for (name, _), record in records.items() if record["right"]]
+    context.tally(records.values())
+    context.counts["label tokens"] += sum(len(record["critical"]) for record in records.values())
+    context.counts["critical tokens"] += sum(sum(record["critical"]) for record in records.values())
+    kept = [marked(fitting[name], record) for (name, _), record in records.items() if record["right"]]
     context.refuse_empty(kept)
     return kept
 
 
+def marked(exercise: "Exercise", record: "Record") -> "Kept":
+    """The document of a right response, with its critical tokens."""
+    from qsft.curate.exercises import Kept
+    from qsft.data.prompts import document
+
+    mask = [0] * len(exercise.prompt) + record["critical"]
+    return Kept(exercise, {**document(exercise.prompt, record["response"]), "critical": mask, "curated": "critical"})
+
+
+@dataclass
 class Search:
-    """Finds the critical tokens of one exercise's response after another's."""
+    """Finds the critical tokens of one exercise's response after another's, with a greedy sampler."""
 
-    def __init__(
-        self,
-        model: "PreTrainedModel",
-        tokenizer: "PreTrainedTokenizerBase",
-        context: CurationContext,
-        alternatives: int,
-        max_new_tokens: int,
-        batch_size: int,
-    ) -> None:
-        from qsft.curate.branches import end_ids
+    context: "CurationContext"
+    sampler: Any
+    alternatives: int
+    tokens: int = 0  # generated for the exercise at hand
 
-        self.model, self.tokenizer, self.context = model, tokenizer, context
-        self.alternatives, self.max_new_tokens, self.batch_size = alternatives, max_new_tokens, batch_size
-        self.ends = end_ids(model, tokenizer)
-        self.tokens = 0
-
-    def __call__(self, exercise: "Exercise", of: str) -> Record:
+    def __call__(self, exercise: "Exercise", of: str) -> "Record":
         """The response's ids, which of them are critical, whether it is right, and what finding out cost."""
-        from qsft.curate.branches import Trunk
+        from qsft.data.prompts import response_ids
 
         self.tokens = 0
-        response = self.greedy(exercise) if of == GREEDY else self.demonstration(exercise)
+        own = of == GREEDY
+        response = (
+            self.grow(exercise, [[]])[0] if own else response_ids(self.sampler.tokenizer, exercise.response or "")
+        )
         right = self.right(exercise, [response])[0]
-        found = self.search(exercise, Trunk(self.model, [*exercise.prompt, *response])) if right else []
+        found = self.search(exercise, response) if right else []
         return {"response": response, "critical": found, "right": right, "tokens": self.tokens}
 
-    def greedy(self, exercise: "Exercise") -> list[int]:
-        """The ids of the model's own response."""
-        from qsft.curate.branches import Branch, Trunk
-
-        trunk = Trunk(self.model, exercise.prompt)
-        start = Branch(len(exercise.prompt), int(trunk.logits[-1].argmax()))
-        return self.grow(trunk, [start], len(exercise.prompt))[0]
-
-    def demonstration(self, exercise: "Exercise") -> list[int]:
-        """The ids of the demonstration and the end token."""
-        from qsft.curate.forms import response_ids
-
-        return response_ids(self.tokenizer, exercise.response or "")
-
-    def search(self, exercise: "Exercise", trunk: "Trunk") -> list[int]:
-        """1 for each critical token of the response, else 0."""
-        from qsft.curate.branches import Branch
-
-        start = len(exercise.prompt)
-        still = list(range(start, len(trunk.ids)))  # positions that no alternative has saved so far
-        # The likeliest alternative goes first everywhere: a position it saves costs no second branch.
+    def search(self, exercise: "Exercise", response: Sequence[int]) -> list[int]:
+        """1 for each critical token of a right response, else 0."""
+        others = self.others(exercise, response)
+        still = list(range(len(response)))  # places that no other token has saved so far
+        # The likeliest alternative goes first everywhere: a place it saves costs no second branch.
         for rank in range(self.alternatives):
-            others = [trunk.others(at, self.alternatives) for at in still]
-            branches = [Branch(at, tokens[rank]) for at, tokens in zip(still, others) if rank < len(tokens)]
-            grown = self.grow(trunk, branches, start)
-            wholes = [[*trunk.ids[start : branch.at], *tokens] for branch, tokens in zip(branches, grown)]
-            saved = {branch.at for branch, right in zip(branches, self.right(exercise, wholes)) if right}
+            tried = [at for at in still if rank < len(others[at])]
+            grown = self.grow(exercise, [[*response[:at], others[at][rank]] for at in tried])
+            saved = {at for at, right in zip(tried, self.right(exercise, grown), strict=True) if right}
             still = [at for at in still if at not in saved]
-        return [int(at in set(still)) for at in range(start, len(trunk.ids))]
+        return [int(at in still) for at in range(len(response))]
 
-    def grow(self, trunk: "Trunk", branches: "Sequence[Branch]", start: int) -> list[list[int]]:
-        """The tokens of each branch, in batches of neighbouring positions."""
-        grown: list[list[int]] = []
-        context = self.context.context or start + self.max_new_tokens
-        longest = min(start + self.max_new_tokens, context)
-        for first in range(0, len(branches), self.batch_size):
-            batch = branches[first : first + self.batch_size]
-            grown += trunk.grow(batch, [longest - branch.at for branch in batch], self.ends)
-        self.tokens += sum(map(len, grown))
-        return grown
+    def others(self, exercise: "Exercise", response: Sequence[int]) -> list[list[int]]:
+        """For each place of a response the likeliest tokens, without the one that stands there."""
+        import torch
+
+        model = self.sampler.model.eval()
+        with torch.no_grad():
+            logits = model(torch.tensor([[*exercise.prompt, *response]], device=model.device)).logits[0]
+        likely = logits[len(exercise.prompt) - 1 : -1].topk(min(self.alternatives + 1, logits.shape[-1])).indices
+        found = [[token for token in row if token != own] for row, own in zip(likely.tolist(), response, strict=True)]
+        return [tokens[: self.alternatives] for tokens in found]
+
+    def grow(self, exercise: "Exercise", starts: Sequence[list[int]]) -> list[list[int]]:
+        """The responses that begin so, continued greedily to their end, or as far as there is room."""
+        from qsft.evals.request import Request
+
+        longest = self.sampler.sampling.max_new_tokens
+        if self.context.positions is not None:
+            longest = min(longest, self.context.positions - len(exercise.prompt))
+        going = [at for at, ids in enumerate(starts) if len(ids) < longest and not self.ended(ids)]
+        requests = [
+            Request(exercise.id, at, (*exercise.prompt, *starts[at]), longest - len(starts[at])) for at in going
+        ]
+        drawn = {one.sample: one.ids for one in self.sampler.sample(requests)}
+        self.tokens += sum(map(len, drawn.values()))
+        return [[*ids, *drawn.get(at, ())] for at, ids in enumerate(starts)]
+
+    def ended(self, response: Sequence[int]) -> bool:
+        """Whether a response came to its end."""
+        return bool(response) and response[-1] in self.sampler.stops.ids
 
     def right(self, exercise: "Exercise", responses: Sequence[Sequence[int]]) -> list[bool]:
         """Which responses came to an end and verify."""
-        texts = [str(self.tokenizer.decode(list(ids), skip_special_tokens=True)) for ids in responses]
-        ended = [bool(ids) and ids[-1] in self.ends for ids in responses]
-        verdicts = [self.context.judge(text, exercise) if end else None for text, end in zip(texts, ended)]
-        return [decide(verdict, text, exercise) for verdict, text in zip(verdicts, texts)]
-
-
-def _kept(exercise: "Exercise", record: Record) -> Kept:
-    from qsft.curate.forms import document
-
-    mask = [0] * len(exercise.prompt) + record["critical"]
-    return Kept(
-        exercise, None, "critical", document={**document(exercise.prompt, record["response"]), "critical": mask}
-    )
+        decode = self.sampler.tokenizer.decode
+        texts = [str(decode(list(ids), skip_special_tokens=True)) for ids in responses]
+        verdicts = [
+            self.context.verify(text, exercise) if self.ended(ids) else None for ids, text in zip(responses, texts)
+        ]
+        return [exercise.decide(verdict, text) for verdict, text in zip(verdicts, texts, strict=True)]

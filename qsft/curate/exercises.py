@@ -5,11 +5,14 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from qsft.curate.forms import Form, Row
+from qsft.curate.forms import Form
+from qsft.data.sources import Row, field_of
+from qsft.evals.answers import extract
 from qsft.fingerprints import digest_json
 
 BOXED = "boxed"  # in the place of a column: the gold answer is the last box of the demonstration
@@ -19,14 +22,16 @@ _OPTION = re.compile(r"^\s*\(?([A-J])[.):]\s+(\S.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, eq=False)
 class Exercise:
-    """One row. `id` is the digest of its prompt, numbered where it repeats, so that subsets keep their samples."""
+    """One row, opened. `id`: its prompt's digest, numbered where it repeats, so that subsets keep their samples."""
 
     id: str
-    form: Form = field(repr=False)
+    form: str
     row: Row = field(repr=False)
     question: str
-    prompt: tuple[int, ...] = field(repr=False)
     response: str | None
+    ask: Callable[[str], list[int]] = field(repr=False)
+    put: Callable[[str | None], dict[str, Any]] = field(repr=False)
+    prompt: tuple[int, ...] = field(repr=False)
     gold: Any = None
 
     @property
@@ -40,28 +45,47 @@ class Exercise:
         found = dict(_OPTION.findall(self.question))
         return found if len(found) > 1 and str(self.gold) in found else None
 
-    def asked(self, template: str) -> tuple[int, ...]:
-        """The prompt's ids with another question in the place of this one: a template with {question}, {gold}, …"""
-        return tuple(self.form.prompt(self.row, fill(template, vars(self))))
+    def kept(self, response: str | None, origin: str, **columns: Any) -> "Kept":
+        """The row to write: with another response or with its own (None), where that is from, further columns."""
+        return Kept(self, {**self.put(response), **columns, "curated": origin})
 
-    def rewritten(self, response: str | None) -> dict[str, Any]:
-        """The row with another response, or with its own."""
-        return self.form.keep(self.row) if response is None else self.form.rewrite(self.row, response)
+    def decide(self, verdict: "Future[Any] | None", text: str) -> bool:
+        """The verdict on a response as true or false, once it is there; no verdict is false."""
+        try:
+            return verdict is not None and bool(verdict.result())
+        except Exception as error:
+            raise ValueError(
+                f"the verifier raised {type(error).__name__}: {error} on the response {text[:200]!r} to "
+                f"{self.question[:200]!r} (gold {self.gold!r}). What was verified before is kept: fix the verifier "
+                "and rerun the command."
+            ) from error
 
 
-def read_exercises(rows: Iterable[Row], form: Form, gold: "Callable[[Row, str | None], Any]") -> list[Exercise]:
+class Kept(NamedTuple):
+    """One row of the result and the exercise it is of."""
+
+    exercise: Exercise
+    row: dict[str, Any]
+
+    @property
+    def origin(self) -> str:
+        """Where its response is from: demonstration, sample, …"""
+        return str(self.row["curated"])
+
+
+def read_exercises(rows: Iterable[Row], form: Form, gold: Callable[[Row, str | None], Any]) -> list[Exercise]:
     """The exercises of the rows that hold one; `gold` finds a row's gold answer, or None, given its response too."""
     exercises: list[Exercise] = []
     seen: Counter[str] = Counter()
     for row in rows:
-        pair = form.read(row)
-        if pair is None or not pair[0]:
+        opened = form.open(row)
+        if opened is None or not opened.question:
             continue
-        prompt = tuple(form.prompt(row, pair[0]))
+        prompt = tuple(opened.ask(opened.question))
         digest = digest_json(prompt)
         seen[digest] += 1
         name = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
-        exercises.append(Exercise(name, form, row, pair[0], prompt, pair[1], gold(row, pair[1])))
+        exercises.append(Exercise(name, form.name, row, *opened, prompt, gold(row, opened.response)))
     if not exercises:
         raise ValueError("no row of the data set holds a problem, so there is nothing to curate.")
     return exercises
@@ -71,7 +95,7 @@ def find_gold(columns: Sequence[str], wanted: str | None) -> Callable[[Row, str 
     """What finds a row's gold answer: `boxed`, module:function(row), a column (`a.b`: field b of the struct a), or None
     for the first of the usual names."""
     if wanted == BOXED:
-        return lambda row, response: _last_box(response or "")
+        return lambda row, response: extract(response) if response and "\\boxed" in response else None
     if wanted is not None and ":" in wanted:
         function = load_function("--gold", wanted)
         return lambda row, response: function(dict(row))
@@ -85,7 +109,12 @@ def find_gold(columns: Sequence[str], wanted: str | None) -> Callable[[Row, str 
             f"{', '.join(columns)}. Name it with --gold COLUMN, take the demonstration's last \\boxed{{}} with "
             "--gold boxed, or bring a --verifier that needs none."
         )
-    return lambda row, response: _value(row, column.split("."))
+
+    def find(row: Row, response: str | None) -> Any:
+        value = field_of(row, column)
+        return None if isinstance(value, str) and not value.strip() else value
+
+    return find
 
 
 def load_function(option: str, name: str) -> Callable[..., Any]:
@@ -100,34 +129,3 @@ def load_function(option: str, name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{option} {name!r} cannot be loaded: {error}.") from error
     return found  # type: ignore[no-any-return]
-
-
-def fill(template: str, values: Mapping[str, object]) -> str:
-    r"""The template with its {places} filled, in one pass; braces of LaTeX are left alone.
-
-    >>> fill(r"{question} \boxed{}", {"question": "{gold}?", "gold": 4})
-    '{gold}? \\boxed{}'
-    """
-    return re.sub(r"\{(\w+)\}", lambda place: str(values.get(place[1], place[0])), template)
-
-
-def require_places(name: str, template: str, places: Iterable[str]) -> None:
-    """Refuse a template that lacks a place."""
-    absent = [place for place in places if f"{{{place}}}" not in template]
-    if absent:
-        raise ValueError(
-            f"--{name} {template!r} has no {{{absent[0]}}}, so the model would not be told the {absent[0]}."
-        )
-
-
-def _last_box(response: str) -> str | None:
-    from qsft.evals.answers import extract
-
-    return extract(response) if "\\boxed" in response else None
-
-
-def _value(row: Row, path: Sequence[str]) -> Any:
-    value: Any = row
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return None if isinstance(value, str) and not value.strip() else value

@@ -1,15 +1,14 @@
 """GRAPE: of several responses to a prompt the one that the model itself finds most likely (Zhang et al. 2025)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from qsft.curate.context import CurationContext, Kept
-from qsft.ledger import Key, Record
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
-    from qsft.curate.exercises import Exercise
+    from qsft.curate.context import CurationContext
+    from qsft.curate.exercises import Exercise, Kept
+    from qsft.ledger import Key, Record
 
 Candidates = dict[str, str]  # where it is from → response
 DEMONSTRATION = "demonstration"
@@ -17,14 +16,14 @@ DEMONSTRATION = "demonstration"
 
 def grape(
     exercises: "Sequence[Exercise]",
-    context: CurationContext,
+    context: "CurationContext",
     *,
     columns: str = "",
     datasets: str = "",
     originals: bool = True,
     normalise: bool = True,
     batch_size: int = 8,
-) -> list[Kept]:
+) -> "list[Kept]":
     """Chooses, for each prompt, the candidate response that the model finds most likely.
 
     columns     columns with candidates, comma-separated: text, or lists of texts
@@ -40,23 +39,16 @@ def grape(
             "no prompt has two candidates to choose from. Name columns that hold candidates (--columns a,b, or one "
             "list column) or data sets with responses to the same prompts (--datasets a.jsonl,b.jsonl)."
         )
-    scores = score(candidates, context, normalise, batch_size)
-    return [
-        kept for exercise in exercises if (kept := choose(exercise, candidates[exercise], scores[exercise], context))
-    ]
-
-
-def choose(
-    exercise: "Exercise", candidates: Candidates, scores: Sequence[float | None], context: CurationContext
-) -> Kept | None:
-    """The likeliest candidate, with all scores; None where no candidate could be scored."""
-    scored = {name: value for name, value in zip(candidates, scores) if value is not None}
-    if not scored:
-        context.counts["no candidate"] += 1
-        return None
-    best = max(scored, key=lambda name: scored[name])
-    columns = {"score": scored[best], "candidates": list(candidates), "scores": list(scores)}
-    return Kept(exercise, None if best == DEMONSTRATION else candidates[best], best, columns)
+    kept = []
+    for exercise, scores in score(candidates, context, normalise, batch_size).items():
+        names = list(candidates[exercise])
+        scored = {name: value for name, value in zip(names, scores, strict=True) if value is not None}
+        context.counts["no candidate"] += not scored
+        if scored:
+            best = max(scored, key=lambda name: scored[name])
+            response = None if best == DEMONSTRATION else candidates[exercise][best]
+            kept.append(exercise.kept(response, best, score=scored[best], candidates=names, scores=scores))
+    return kept
 
 
 def candidates_of(
@@ -74,64 +66,53 @@ def candidates_of(
 
 
 def score(
-    candidates: "Mapping[Exercise, Candidates]", context: CurationContext, normalise: bool, batch_size: int
+    candidates: "Mapping[Exercise, Candidates]", context: "CurationContext", normalise: bool, batch_size: int
 ) -> "dict[Exercise, list[float | None]]":
     """Each candidate's log-probability under the model; None where it does not fit into the model's context."""
+    from qsft.data.prompts import document, response_ids
+
     exercises = {exercise.id: exercise for exercise, found in candidates.items() if found}
 
-    def make(missing: list[Key]) -> Iterator[Record]:
-        model, tokenizer = context.inside()
+    def make(missing: "list[Key]") -> "Iterator[Record]":
+        sampler = context.sampler()
         for name, _ in missing:
-            exercise = exercises[name]
-            logps, lengths = [], []
-            texts = list(candidates[exercise].values())
+            prompt, texts = exercises[name].prompt, candidates[exercises[name]].values()
+            found = [document(prompt, response_ids(sampler.tokenizer, text)) for text in texts]
+            lengths = [len(one["labels"]) for one in found]
+            fits = [context.positions is None or length <= context.positions for length in lengths]
+            fitting = [one for one, fit in zip(found, fits) if fit]
             # One prompt's candidates are a batch of their own: neither a resume nor other processes change rounding.
-            for first in range(0, len(texts), batch_size):
-                found = response_logps(model, tokenizer, exercise.prompt, texts[first : first + batch_size], context)
-                logps += [logp for logp, _ in found]
-                lengths += [length for _, length in found]
-            yield {"problem": name, "sample": 0, "tokens": sum(lengths), "logps": logps, "lengths": lengths}
+            batches = [fitting[first : first + batch_size] for first in range(0, len(fitting), batch_size)]
+            logps = iter([logp for batch in batches for logp in response_logps(sampler.model.eval(), batch)])
+            scored = {"logps": [next(logps) if fit else None for fit in fits]}
+            own = [length - len(prompt) for length in lengths]
+            yield {"problem": name, "sample": 0, "tokens": sum(own), **scored, "lengths": own}
 
     records = context.fill("scores", [(name, 0) for name in exercises], make)
     context.counts["scored responses"] += sum(len(record["logps"]) for record in records.values())
     context.counts["longer than the context"] += sum(record["logps"].count(None) for record in records.values())
-    return {p: _scores(records.get((p.id, 0)), normalise) for p in candidates}
+    return {p: _scores(records[p.id, 0], normalise) if p.id in exercises else [] for p in candidates}
 
 
-def response_logps(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    prompt: Sequence[int],
-    responses: Sequence[str],
-    context: CurationContext,
-) -> list[tuple[float | None, int]]:
-    """Σ log p over the tokens of each response and its end token, and their number; None where there is no room."""
+def response_logps(model: "PreTrainedModel", documents: Sequence[Mapping[str, list[int]]]) -> list[float]:
+    """Σ log p over the label tokens of each document: a response and its end token."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    from qsft.curate.forms import document, response_ids
     from qsft.losses.head import label_logps
     from qsft.targets.view import IGNORED
 
-    found = [document(prompt, response_ids(tokenizer, text)) for text in responses]
-    fits = [context.context is None or len(doc["labels"]) <= context.context for doc in found]
-    width = max((len(doc["labels"]) for doc, fit in zip(found, fits) if fit), default=0)
-
-    def padded(name: str, value: int) -> Any:
-        rows = [doc[name] + [value] * (width - len(doc[name])) for doc, fit in zip(found, fits) if fit]
-        return torch.tensor(rows, device=model.device)
-
-    sums: Iterator[float] = iter(())
-    if width:
-        # Padding stands behind the tokens, so no token attends to it and no mask is needed.
-        logps = label_logps(model, input_ids=padded("input_ids", 0), labels=padded("labels", IGNORED))
-        sums = iter(logps.double().sum(-1).tolist())
-    return [(next(sums) if fit else None, len(doc["labels"]) - len(prompt)) for doc, fit in zip(found, fits)]
+    # Padding stands behind the tokens, so no token attends to it and no mask is needed.
+    batch = {
+        name: pad_sequence([torch.tensor(one[name]) for one in documents], batch_first=True, padding_value=padding)
+        for name, padding in (("input_ids", 0), ("labels", IGNORED))
+    }
+    logps = label_logps(model, **{name: ids.to(model.device) for name, ids in batch.items()})
+    return [float(logp) for logp in logps.double().sum(-1)]
 
 
-def _scores(record: Record | None, normalise: bool) -> list[float | None]:
-    if record is None:
-        return []
-    pairs = zip(record["logps"], record["lengths"])
+def _scores(record: "Record", normalise: bool) -> list[float | None]:
+    pairs = zip(record["logps"], record["lengths"], strict=True)
     return [None if logp is None else logp / length if normalise else logp for logp, length in pairs]
 
 
@@ -139,12 +120,11 @@ def _named(name: str, value: str | Sequence[str] | None) -> Candidates:
     """One text under the name itself, several as name[0], name[1], …; empty ones are no candidates."""
     texts = [value] if isinstance(value, str) else list(value or ())
     names = [name] if len(texts) == 1 else [f"{name}[{at}]" for at in range(len(texts))]
-    return {name: text for name, text in zip(names, texts) if text}
+    return {name: text for name, text in zip(names, texts, strict=True) if text}
 
 
-def _responses(context: CurationContext, name: str) -> dict[str, list[str]]:
+def _responses(context: "CurationContext", name: str) -> dict[str, list[str]]:
     """The responses of another data set by the prompt they answer."""
-    assert context.read is not None
     found: dict[str, list[str]] = {}
     for exercise in context.read(name):
         if exercise.response:

@@ -44,22 +44,14 @@ def distance(a: Path, b: Path) -> float:
     return 1 - len(pairs[0] & pairs[1]) / len(pairs[0] | pairs[1])
 
 
-def distinct(paths: Sequence[Path], taken: Sequence[Path] = ()) -> list[int]:
-    """The places of the first of each path that is not `taken`."""
-    seen = set(taken)
-    return [at for at, path in enumerate(paths) if path not in seen and not seen.add(path)]  # type: ignore[func-returns-value]
-
-
-def most_different(paths: Sequence[Path], count: int, taken: Sequence[Path] = ()) -> list[int]:
-    """The places of `count` paths, each next one the farthest from all chosen and `taken` before; ties to the first."""
-    left, reference = list(range(len(paths))), list(taken)
-    chosen: list[int] = []
+def most_different(paths: Sequence[Path], count: int, taken: Sequence[Path] = ()) -> list[Path]:
+    """`count` of different paths, each next one the farthest from all chosen and `taken` before; ties to the first."""
+    left, chosen = list(paths), list[Path]()
     while left and len(chosen) < count:
-        best = max(left, key=lambda at: min((distance(paths[at], other) for other in reference), default=0.0))
+        best = max(left, key=lambda one: min((distance(one, other) for other in (*taken, *chosen)), default=0.0))
         left.remove(best)
         chosen.append(best)
-        reference.append(paths[best])
-    return sorted(chosen)
+    return [path for path in paths if path in chosen]
 
 
 def _number(token: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from datasets import Dataset, load_from_disk
 
+from qsft.curate.catalogue import Options
 from qsft.curate.curation import Material, curate
-from qsft.curate.options import Options
 from qsft.data.sources import DataSettings
 from qsft.demo.contenders import Method
 from qsft.demo.measure import LONGEST

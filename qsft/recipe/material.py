@@ -10,9 +10,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qsft.curate.catalogue import Options, find_method, settings_of
 from qsft.curate.curation import Material, curate
-from qsft.curate.methods import find_method, settings_of
-from qsft.curate.options import Options
 from qsft.data.sources import find_source
 from qsft.processes import is_main, process_group
 from qsft.recipe.job import DEMO, Job, configure

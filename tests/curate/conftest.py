@@ -37,23 +37,27 @@ def clock_model(clock_directory):
 def clock_exercises(clock_tokenizer):
     """Factory: the problems of some sums, in TRL's prompt-completion form."""
     from qsft.curate.exercises import find_gold, read_exercises
-    from qsft.curate.forms import PromptCompletion
+    from qsft.curate.forms import find_form
 
+    form = find_form(["prompt", "completion"], clock_tokenizer, question=None, response=None, ask="question")
     return lambda sums=SUMS, **changes: read_exercises(
-        [{**row, **changes} for row in clock_rows(sums)], PromptCompletion(clock_tokenizer), find_gold(["answer"], None)
+        [{**row, **changes} for row in clock_rows(sums)], form, find_gold(["answer"], None)
     )
 
 
 @pytest.fixture
 def clock_context(clock_model, clock_tokenizer, tmp_path):
-    """Factory: a context with the real sampler, the model in memory, and a directory of its own."""
+    """Factory: a context with the real sampler, the model in memory, and a directory of its own; parts replaced."""
+    from qsft.curate.catalogue import Options
     from qsft.curate.context import CurationContext
-    from qsft.evals.model_under_test import ModelUnderTest
+    from qsft.curate.curation import Material
     from qsft.ledger import Ledger
 
-    def make(directory="generations", **changes):
-        loaded = ModelUnderTest(clock_model, clock_tokenizer)
-        settings = {"load": lambda path: loaded, "verify": verify, "context": CONTEXT, **changes}
-        return CurationContext(Ledger(tmp_path / directory), **settings, watch=lambda record: None)
+    def make(directory="generations", **parts):
+        material = Material(None, None, clock_model, clock_tokenizer)
+        context = CurationContext("rft", material, Options(), Ledger(tmp_path / directory), watch=lambda record: None)
+        for name, part in {"verify": verify, "positions": CONTEXT, **parts}.items():
+            setattr(context, name, part)
+        return context
 
     return make

@@ -6,28 +6,28 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from clock_world import HINT, TEMPLATE, clock_rows, write_jsonl
+from clock_world import HINT, TEMPLATE, clock_rows, kill_when, lines_of, write_jsonl
 from datasets import load_from_disk
 
 from qsft.cli import main
-from qsft.curate.methods import METHODS, settings_of
+from qsft.curate.catalogue import METHODS, settings_of
 
 CPU_CONFIG = Path(__file__).parents[2] / "recipes" / "accelerate" / "cpu.yaml"
 ON_CPU = ("--use_cpu", "true", "--bf16", "false")
 BRIEF = ("--max_new_tokens", "14", *ON_CPU)
 TRAINING = (*ON_CPU, "--max_steps", "2", "--per_device_train_batch_size", "4", "--save_strategy", "no")
 CHECKS = """\
+import os
 import time
 
 def is_right(response, row):
     return response.endswith("boxed{" + row["answer"] + "}")
 
 def slowly(response, row):
-    time.sleep(0.05)
+    time.sleep(float(os.environ.get("PAUSE", "0")))
     return is_right(response, row)
 
 def broken(response, row):
@@ -89,45 +89,41 @@ def test_rft_with_the_evaluators_grading_and_training_on_it(curate, here, clock_
     assert (here / "trained" / "model.safetensors").is_file()
 
 
-def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, clock_directory):
+@pytest.fixture
+def started(here, clock_directory):
+    """`qsft curate rft` in a process of its own, whose verifier takes its time."""
+
+    def start(*words):
+        words = ("rft", "--dataset", "rows.jsonl", "--model", clock_directory, "--verifier", "checks:slowly", *words)
+        command, quiet = [sys.executable, "-m", "qsft", "curate", *map(str, words)], subprocess.DEVNULL
+        return subprocess.Popen(command, stdout=quiet, stderr=quiet, cwd=here, env={**os.environ, "PAUSE": "0.05"})
+
+    return start
+
+
+def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, started):
     words = ("--n", "4", *BRIEF)
     assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
-    command = ["curate", "rft", "--dataset", "rows.jsonl", "--model", str(clock_directory), "--out", "killed"]
-    command = [sys.executable, "-m", "qsft", *command, "--verifier", "checks:slowly", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=here)
     path = here / "killed" / "generations" / "samples.jsonl"
-    while process.poll() is None and (not path.is_file() or path.read_bytes().count(b"\n") < 10):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    kept = path.read_text(encoding="utf-8")
-    assert 10 <= kept.count("\n") < 100
-    path.write_text(kept + '{"problem": "torn', encoding="utf-8")
+    kill_when(lambda: lines_of(path) >= 10, started("--out", "killed", *words))
+    assert 10 <= lines_of(path) < 100
+    path.write_text(path.read_text(encoding="utf-8") + '{"problem": "torn', encoding="utf-8")
     assert curate("rft", "--out", "killed", *words, verifier="checks:slowly") == 0
     assert files(here / "killed") == files(here / "whole")
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, clock_directory, tell):
+def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, started, tell):
     """Kills at random numbers of records, and one while the data set is written."""
     words = ("--n", "4", *BRIEF)
     assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
-    command = ["curate", "rft", "--dataset", "rows.jsonl", "--model", str(clock_directory), "--out", "killed"]
-    command = [sys.executable, "-m", "qsft", *command, "--verifier", "checks:slowly", *words]
     out, kills, records = here / "killed", 0, []
+    path = out / "generations" / "samples.jsonl"
     moments = [*sorted(random.Random(0).sample(range(1, 90), 3)), None]  # None: once there is a part of the data set
     for moment in moments:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=here)
-        path = out / "generations" / "samples.jsonl"
-        while process.poll() is None and not (
-            (out / "state.json").is_file()
-            if moment is None
-            else path.is_file() and path.read_bytes().count(b"\n") >= moment
-        ):
-            time.sleep(0.01)
-        process.kill()
-        kills += process.wait() == -signal.SIGKILL
-        records.append(path.read_bytes().count(b"\n"))
+        ready = (out / "state.json").is_file if moment is None else lambda most=moment: lines_of(path) >= most
+        kills += kill_when(ready, started("--out", "killed", *words)) == -signal.SIGKILL
+        records.append(lines_of(path))
     assert curate("rft", "--out", "killed", *words, verifier="checks:slowly") == 0
     assert files(out) == files(here / "whole")
     assert records[0] < records[-1]
@@ -148,6 +144,7 @@ def test_two_processes_equal_one(method, curate, here, clock_directory):
     assert curate(method, "--out", "one", *settings) == 0
     # Not torchrun: it takes a lone `--n` for an abbreviation of its own options.
     launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(CPU_CONFIG)]
+    launcher += ["--main_process_port", "0"]  # any that is free: two launches at a time would both take 29500
     words = ["curate", method, "--dataset", "rows.jsonl", "--model", str(clock_directory), "--out", "two"]
     words += ["--verifier", "checks:is_right", *settings, *ON_CPU]
     environment = {**os.environ, "PYTHONPATH": str(here)}
@@ -262,7 +259,7 @@ def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_to
         (("star", "--gold", "result"), {}, "no column 'result' among the columns prompt, completion"),
         (("rtf",), {}, "Did you mean 'rft'?"),
         (("rft", "--keap", "3"), {}, "'keap' is not a key"),
-        (("rft", "--n", "2", "--temperature", "0.0"), {}, "greedy, it is 1"),
+        (("rft", "--n", "2", "--temperature", "0.0"), {}, "greedy samples would all be the same"),
     ],
 )
 def test_bad_input_says_what_to_do(words, how, message, curate, here, capsys):

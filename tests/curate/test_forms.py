@@ -5,65 +5,68 @@ import json
 import pytest
 
 from qsft.curate.exercises import find_gold, read_exercises
-from qsft.curate.forms import FORMS, Messages, Pairs, PromptCompletion, Tokens, document, find_form, response_ids
+from qsft.curate.forms import FORMS, find_form, pairs
+from qsft.data.prompts import document, response_ids
 
 QUESTION, RESPONSE, OTHER = "1 + 2 ?", "first 1 + 2 = 3 so \\boxed{3}", "swap 2 + 1 = 3 so \\boxed{3}"
 
 
-def rows_and_forms(tokenizer):
-    prompt = tokenizer(f"<|bos|> {QUESTION}", add_special_tokens=False)["input_ids"]
+def form_of(columns, tokenizer, question=None, response=None):
+    return find_form(list(columns), tokenizer, question=question, response=response, ask="question")
+
+
+@pytest.fixture(params=["pairs", "messages", "turns", "text", "tokens"])
+def form_and_row(request, clock_tokenizer):
+    prompt = clock_tokenizer(f"<|bos|> {QUESTION}", add_special_tokens=False)["input_ids"]
     user, assistant = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": RESPONSE}
-    return {
-        "pairs": (Pairs(tokenizer, lambda row: (row["q"], row["a"])), {"q": QUESTION, "a": RESPONSE}),
-        "messages": (Messages(tokenizer), {"messages": [user, assistant]}),
-        "turns": (PromptCompletion(tokenizer), {"prompt": [user], "completion": [assistant]}),
-        "text": (PromptCompletion(tokenizer), {"prompt": f"<|bos|> {QUESTION}", "completion": f" {RESPONSE}"}),
-        "tokens": (Tokens(tokenizer), document(prompt, response_ids(tokenizer, RESPONSE))),
-    }
+    row = {
+        "pairs": {"question": QUESTION, "response": RESPONSE},
+        "messages": {"messages": [user, assistant]},
+        "turns": {"prompt": [user], "completion": [assistant]},
+        "text": {"prompt": f"<|bos|> {QUESTION}", "completion": f" {RESPONSE}"},
+        "tokens": document(prompt, response_ids(clock_tokenizer, RESPONSE)),
+    }[request.param]
+    return form_of(row, clock_tokenizer), row
 
 
-NAMES = ("pairs", "messages", "turns", "text", "tokens")
+def test_opens_and_rewrites(form_and_row, clock_tokenizer):
+    form, row = form_and_row
+    opened = form.open(row)
+    assert QUESTION in opened.question
+    assert opened.response.strip() == RESPONSE
+    prompt = opened.ask(opened.question)
+    assert clock_tokenizer.decode(prompt).split() == f"<|bos|> {QUESTION}".split()
+    again = form.open(opened.put(OTHER))
+    assert again.response.strip() == OTHER
+    assert again.ask(again.question) == prompt
+    assert opened.put(None) == row
+    if "prompt" in row and isinstance(row["prompt"], str):
+        assert opened.put(OTHER)["completion"] == f" {OTHER}"  # the gap between prompt and completion is kept
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_reads_and_rewrites(name, clock_tokenizer):
-    form, row = rows_and_forms(clock_tokenizer)[name]
-    question, response = form.read(row)
-    assert QUESTION in question
-    assert response.strip() == RESPONSE
-    assert clock_tokenizer.decode(form.prompt(row, question)).split() == f"<|bos|> {QUESTION}".split()
-    again = form.rewrite(row, OTHER)
-    reader = Pairs(clock_tokenizer, lambda row: (row["question"], row["response"])) if name == "pairs" else form
-    assert reader.read(again)[1].strip() == OTHER
-    assert reader.prompt(again, reader.read(again)[0]) == form.prompt(row, question)
-    assert reader.read(form.keep(row))[1] == response
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_asks_another_question(name, clock_tokenizer):
-    form, row = rows_and_forms(clock_tokenizer)[name]
-    question = form.read(row)[0]
-    told = clock_tokenizer.decode(form.prompt(row, f"{question} tip 3"))
+def test_asks_another_question(form_and_row, clock_tokenizer):
+    form, row = form_and_row
+    opened = form.open(row)
+    told = clock_tokenizer.decode(opened.ask(f"{opened.question} tip 3"))
     assert told.split() == f"<|bos|> {QUESTION} tip 3".split()
 
 
-def test_text_keeps_the_gap_between_prompt_and_completion(clock_tokenizer):
-    form, row = rows_and_forms(clock_tokenizer)["text"]
-    assert form.rewrite(row, OTHER)["completion"] == f" {OTHER}"
+def test_pairs_are_written_as_two_columns(clock_tokenizer):
+    opened = pairs(clock_tokenizer, lambda row: (row["q"], row["a"])).open({"q": QUESTION, "a": RESPONSE, "x": 1})
+    assert opened.put(None) == {"question": QUESTION, "response": RESPONSE}
 
 
 def test_finds_the_form_by_the_columns(clock_tokenizer):
-    for form, columns in FORMS.items():
-        assert type(find_form([*columns], clock_tokenizer, question=None, response=None, ask="question")) is form
-    found = find_form(["problem", "solution"], clock_tokenizer, question=None, response=None, ask="question")
-    assert found.read({"problem": "p", "solution": "s"}) == ("p", "s")
+    for name, (_, columns) in FORMS.items():
+        assert form_of(columns, clock_tokenizer).name == name
+    found = form_of(["problem", "solution"], clock_tokenizer).open({"problem": "p", "solution": "s"})
+    assert found[:2] == ("p", "s")
 
 
 @pytest.mark.parametrize(("given", "message"), [({}, "none of them is a question"), ({"question": "q"}, "no 'q'")])
 def test_unknown_columns_are_named(given, message, clock_tokenizer):
-    settings = {"question": None, "response": None, **given}
     with pytest.raises(ValueError, match=message) as error:
-        find_form(["text", "url"], clock_tokenizer, **settings, ask="question")
+        form_of(["text", "url"], clock_tokenizer, **given)
     assert "text, url" in str(error.value)
 
 
@@ -77,7 +80,7 @@ def test_no_gold_answer_names_the_columns():
 
 
 def test_golds_of_columns_structs_and_boxes(clock_tokenizer):
-    form = PromptCompletion(clock_tokenizer)
+    form = form_of(["prompt"], clock_tokenizer)
     row = {"prompt": QUESTION, "completion": RESPONSE, "info": {"gold": "3"}, "answer": " "}
     one = lambda gold: read_exercises([row], form, find_gold(["answer", "info.gold"], gold))[0].gold  # noqa: E731
     assert one("info.gold") == one("boxed") == "3"
@@ -87,7 +90,7 @@ def test_golds_of_columns_structs_and_boxes(clock_tokenizer):
 
 def test_repeated_prompts_have_names_of_their_own(clock_tokenizer):
     rows = [{"prompt": QUESTION, "completion": RESPONSE}, {"prompt": QUESTION, "completion": OTHER}]
-    first, second = read_exercises(rows, PromptCompletion(clock_tokenizer), find_gold([], "boxed"))
+    first, second = read_exercises(rows, form_of(["prompt"], clock_tokenizer), find_gold([], "boxed"))
     assert first.id != second.id
     assert first.digest == second.digest
 

@@ -8,10 +8,8 @@ from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 
 from qsft.curate.critical import critical
 from qsft.curate.grape import grape
+from qsft.curate.own_words import rft, self_distill, star
 from qsft.curate.reasoning import reasoning_path
-from qsft.curate.rft import rft
-from qsft.curate.self_distill import self_distill
-from qsft.curate.star import star
 from qsft.evals.request import Generation
 
 LENGTH = 14
@@ -61,7 +59,7 @@ def test_rft_keeps_right_and_distinct_paths_and_the_originals(clock_exercises, c
     for problem, rows in kept.items():
         assert [row.origin for row in rows] == ["demonstration", *["sample"] * (len(rows) - 1)]
         assert len(rows) <= 3
-        texts = [problem.response, *(row.response for row in rows[1:])]
+        texts = [row.row["completion"].strip() for row in rows]
         assert all(is_right(text, problem) for text in texts)
         assert len({reasoning_path(text) for text in texts}) == len(texts)
     assert sum(len(rows) > 1 for rows in kept.values()) > 8
@@ -90,10 +88,9 @@ def test_star_keeps_rationales_and_hides_the_hint(clock_exercises, clock_context
     assert {one.origin for one in kept} == {"rationale", "hinted"}
     assert len({one.exercise for one in kept}) == len(kept)
     for one in kept:
-        row = one.row()
-        assert is_right(row["completion"], one.exercise)
-        assert row["prompt"] == one.exercise.row["prompt"]
-        assert "tip" not in row["prompt"] + row["completion"]
+        assert is_right(one.row["completion"], one.exercise)
+        assert one.row["prompt"] == one.exercise.row["prompt"]
+        assert "tip" not in one.row["prompt"] + one.row["completion"]
 
 
 def test_star_drops_rationales_that_speak_of_the_hint(clock_exercises, clock_context):
@@ -116,7 +113,7 @@ def test_star_trains_between_rounds(start, starts, clock_exercises, clock_contex
 
     context = clock_context(train=train)
     load = context.load
-    context.load = lambda path: used.append(path) or load(path)
+    context.load = lambda path: used.append(path) or load()  # the names are of no model
     star(clock_exercises(KNOWN[:3]), context, rounds=3, start=start, max_new_tokens=LENGTH, hint=HINT)
     assert [model for _, model in seen] == starts
     assert list(dict.fromkeys(used)) == [None, "model-1", "model-2"]
@@ -138,10 +135,10 @@ def test_grape_is_the_brute_force_likelihood(normalise, clock_exercises, clock_c
         texts = [one.exercise.response, one.exercise.row["short"], *one.exercise.row["many"]]
         logps = [full_logits_logps(clock_model, clock_tokenizer, one.exercise.prompt, text) for text in texts]
         expected = [float(logp.mean() if normalise else logp.sum()) for logp in logps]
-        assert one.columns["candidates"] == ["demonstration", "short", "many[0]", "many[1]"]
-        assert one.columns["scores"] == pytest.approx(expected, abs=1e-5)
-        assert one.columns["score"] == max(one.columns["scores"])
-        assert one.row()["completion"].strip() == texts[expected.index(max(expected))].strip()
+        assert one.row["candidates"] == ["demonstration", "short", "many[0]", "many[1]"]
+        assert one.row["scores"] == pytest.approx(expected, abs=1e-5)
+        assert one.row["score"] == max(one.row["scores"])
+        assert one.row["completion"].strip() == texts[expected.index(max(expected))].strip()
 
 
 def test_grape_joins_data_sets_on_the_prompt(clock_exercises, clock_context):
@@ -149,14 +146,14 @@ def test_grape_joins_data_sets_on_the_prompt(clock_exercises, clock_context):
     nonsense = clock_exercises(KNOWN[2:4], completion="tip tip tip")
     context = clock_context(read={"other.jsonl": nonsense}.__getitem__)
     kept = grape(problems, context, datasets="other.jsonl")
-    assert [len(one.columns["candidates"]) for one in kept] == [1, 1, 2, 2]
+    assert [len(one.row["candidates"]) for one in kept] == [1, 1, 2, 2]
     assert {one.origin for one in kept} == {"demonstration"}
 
 
 def test_grape_leaves_out_what_does_not_fit(clock_exercises, clock_context):
     problems = clock_exercises(KNOWN[:2], long="so " * 80)
     context = clock_context()
-    assert [one.columns["scores"][1] for one in grape(problems, context, columns="long")] == [None, None]
+    assert [one.row["scores"][1] for one in grape(problems, context, columns="long")] == [None, None]
     assert context.counts["longer than the context"] == 2
 
 
@@ -176,8 +173,8 @@ def test_self_distillation_never_keeps_a_wrong_rewriting(clock_exercises, clock_
     assert [one.exercise for one in kept] == problems
     assert {one.origin for one in kept} == {"rewritten", "demonstration"}
     for one in kept:
-        assert is_right(one.row()["completion"], one.exercise)
-        assert one.origin == "rewritten" or one.row()["completion"] == one.exercise.row["completion"]
+        assert is_right(one.row["completion"], one.exercise)
+        assert one.origin == "rewritten" or one.row["completion"] == one.exercise.row["completion"]
 
 
 def test_self_distillation_keeps_the_original_of_a_refusal(clock_exercises, clock_context):
@@ -226,7 +223,7 @@ def test_critical_tokens_are_the_brute_force_ones(of, clock_exercises, clock_con
     kept = critical(problems, clock_context(), of=of, alternatives=2, max_new_tokens=32, batch_size=5)
     assert len(kept) >= 3
     for one in kept:
-        row, start = one.row(), len(one.exercise.prompt)
+        row, start = one.row, len(one.exercise.prompt)
         response = row["input_ids"][start:]
         if of == "greedy":
             assert response == greedy(clock_model, clock_tokenizer, one.exercise.prompt)
@@ -234,22 +231,14 @@ def test_critical_tokens_are_the_brute_force_ones(of, clock_exercises, clock_con
         assert row["labels"] == [-100] * start + response
         assert row["critical"][:start] == [0] * start
         assert row["critical"][start:] == brute_force(clock_model, clock_tokenizer, one.exercise, response, 2)
-    masks = [value for one in kept for value in one.row()["critical"]]
+    masks = [value for one in kept for value in one.row["critical"]]
     assert 0 < sum(masks) < len(masks)
 
 
 def test_critical_tokens_do_not_depend_on_the_batch(clock_exercises, clock_context):
     problems = clock_exercises(KNOWN[:3])
     masks = [
-        [one.row()["critical"] for one in critical(problems, clock_context(f"b{size}"), batch_size=size)]
+        [one.row["critical"] for one in critical(problems, clock_context(f"b{size}"), batch_size=size)]
         for size in (1, 64)
     ]
     assert masks[0] == masks[1]
-
-
-def test_critical_refuses_a_sliding_window(tiny_model):
-    from qsft.curate.branches import Trunk
-
-    model = tiny_model(use_sliding_window=True, sliding_window=4, max_window_layers=1)
-    with pytest.raises(ValueError, match="sliding_attention"):
-        Trunk(model, [1, 2, 3])

@@ -6,7 +6,8 @@ import pytest
 import torch
 from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 
-from qsft.curate.critical import critical
+from qsft.curate.critical import Search, critical
+from qsft.curate.curation import Material
 from qsft.curate.grape import grape
 from qsft.curate.own_words import rft, self_distill, star
 from qsft.curate.reasoning import reasoning_path
@@ -242,3 +243,13 @@ def test_critical_tokens_do_not_depend_on_the_batch(clock_exercises, clock_conte
         for size in (1, 64)
     ]
     assert masks[0] == masks[1]
+
+
+def test_branches_in_a_sliding_window_are_greedy(tiny_model, clock_exercises, clock_context, clock_tokenizer):
+    model = tiny_model(use_sliding_window=True, sliding_window=4, max_window_layers=1).eval()
+    context = clock_context(material=Material(None, None, model, clock_tokenizer))
+    search = Search(context, context.sampler(n=1, temperature=0.0, max_new_tokens=12, stop=()), alternatives=1)
+    exercise = clock_exercises(KNOWN[:1])[0]
+    starts = [[5], [5, 9, 7, 8, 6]]
+    plain = [[*start, *greedy(model, clock_tokenizer, [*exercise.prompt, *start])] for start in starts]
+    assert search.grow(exercise, starts) == [ids[:12] for ids in plain]

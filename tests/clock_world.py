@@ -14,7 +14,6 @@ A third of the sums on the clock the model never learnt; there it answers wrong,
 import itertools
 import json
 import random
-import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -78,15 +77,3 @@ def verify(text, problem):
 def write_jsonl(path, rows):
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
-
-
-def lines_of(path):
-    return path.read_bytes().count(b"\n") if path.is_file() else 0
-
-
-def kill_when(ready, process):
-    """Kill a command on its way, as soon as `ready()`; its exit code."""
-    while process.poll() is None and not ready():
-        time.sleep(0.005)
-    process.kill()
-    return process.wait()

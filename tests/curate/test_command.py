@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from clock_world import HINT, TEMPLATE, clock_rows, kill_when, lines_of, write_jsonl
+from clock_world import HINT, TEMPLATE, clock_rows, write_jsonl
 from datasets import load_from_disk
+from kills import kill_after, kill_when, lines_of
 
 from qsft.cli import main
 from qsft.curate.catalogue import METHODS, settings_of
@@ -105,9 +106,9 @@ def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, started
     words = ("--n", "4", *BRIEF)
     assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
     path = here / "killed" / "generations" / "samples.jsonl"
-    kill_when(lambda: lines_of(path) >= 10, started("--out", "killed", *words))
-    assert 10 <= lines_of(path) < 100
-    path.write_text(path.read_text(encoding="utf-8") + '{"problem": "torn', encoding="utf-8")
+    kept = kill_after(started("--out", "killed", *words), path, 10)
+    assert 10 <= kept.count("\n") < 100
+    path.write_text(kept + '{"problem": "torn', encoding="utf-8")
     assert curate("rft", "--out", "killed", *words, verifier="checks:slowly") == 0
     assert files(here / "killed") == files(here / "whole")
 

@@ -12,9 +12,13 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +27,7 @@ from datasets import Array2D, Dataset, Features, Sequence, Value, load_from_disk
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.measure import print_table, write_json
+from qsft.teacher import batches, capture, live
 from qsft.teacher.batches import Plan, pad_documents, plan_capture
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents, document_key
@@ -32,6 +37,7 @@ from qsft.teacher.live import logit_tiles, predicting_states
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import create_manifest
 from qsft.teacher.shards import VERSION, Draft, Entry, Facts, encoding_kl
+from qsft.teacher.writer import ShardWriter
 
 K, VOCABULARY = 64, 151_936
 SIZES_GB = (1e6, 1e8, 1e9)
@@ -89,7 +95,7 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
     unpacked, packed = Dataset.from_list(data), pack(data)
     with tempfile.TemporaryDirectory() as folder:
 
-        def capture(encoding: str, rows: Dataset = unpacked) -> tuple[float, float]:
+        def run(encoding: str, rows: Dataset = unpacked) -> tuple[float, float]:
             options = {"tokenizer": words, "k": K, "encoding": encoding, "batch_tokens": 2048, "progress": False}
             start, spent = (
                 timed(lambda data=data: build_cache(data, model, tempfile.mkdtemp(dir=folder), **options))[0]
@@ -100,9 +106,9 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
         calls: dict[str, Callable[[], tuple[float, float]]] = {
             "bare forward (all logits)": lambda: (timed(lambda: bare_forward(model, plan))[0], 0.0),
             "bare forward (labels' logits)": lambda: (timed(lambda: label_forward(model, plan))[0], 0.0),
-            "capture, exact": lambda: capture("exact"),
-            "capture, compact": lambda: capture("compact"),
-            "capture, exact, packed rows": lambda: capture("exact", packed),
+            "capture, exact": lambda: run("exact"),
+            "capture, compact": lambda: run("compact"),
+            "capture, exact, packed rows": lambda: run("exact", packed),
         }
         turns = [{name: call() for name, call in calls.items()} for _ in range(rounds + 1)][1:]  # the first warms up
     bare, least = list(calls)[:2]
@@ -118,6 +124,44 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
             "start, s": statistics.median(turn[name][1] for turn in turns),
         }
     return table
+
+
+def capture_parts(rounds: int, count: int, longest: int) -> dict[str, dict[str, float]]:
+    """Shares of a capture's CPU time, each part timed inside of it by its own thread: load hardly changes these.
+
+    The forward is the least a capture must do; what it does once (identity, check of the head) is left out.
+    """
+    data, model, words, table = documents(count, longest), teacher(), tokenizer(), {}
+    parts = {"top-k": (live, "_best"), "padding": (batches, "pad_documents")}
+    parts |= {"encoding": (ShardWriter, "_add"), "writing": (ShardWriter, "_publish")}
+    for encoding in ENCODINGS:
+        shares = []
+        for _ in range(rounds):
+            spent: Counter[str] = Counter()
+            with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+                for name, place in (parts | {"forward": (capture, "teacher_rows")}).items():
+                    stack.enter_context(mock.patch.object(*place, timed_inside(getattr(*place), name, spent)))
+                options = {"k": K, "encoding": encoding, "batch_tokens": 2048, "progress": False}
+                build_cache(data, model, folder, tokenizer=words, **options)
+            spent["forward"] -= spent["top-k"]
+            shares.append({name: spent[name] / spent.total() for name in ("forward", *parts)})
+        table[encoding] = {name: statistics.median(share[name] for share in shares) for name in shares[0]}
+        table[encoding] |= {"lowest forward": min(s["forward"] for s in shares)}
+        table[encoding] |= {"highest forward": max(s["forward"] for s in shares)}
+    return table
+
+
+def timed_inside(call: Callable[..., Any], name: str, spent: "Counter[str]") -> Callable[..., Any]:
+    """`call`, whose thread's seconds of CPU time are added to `spent[name]`."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            spent[name] += time.thread_time() - start
+
+    return wrapper
 
 
 def pack(data: list[dict[str, list[int]]], per_row: int = 4) -> Dataset:
@@ -263,7 +307,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--documents", type=int, default=12, help="documents of the capture")
     parser.add_argument("--longest", type=int, default=192, help="tokens of the longest document")
     parser.add_argument("--tokens", type=int, default=100_000_000, help="tokens of the data set that is started with")
-    parser.add_argument("--only", help="one section: encodings, lookups, opening, starting or capture")
+    parser.add_argument("--only", help="one section: encodings, lookups, opening, starting, capture or parts")
     args = parser.parse_args(argv)
     rows = lifelike_rows(400) if args.only in (None, "encodings", "lookups") else None
     sections: dict[str, Callable[[], dict[str, dict[str, float]]]] = {
@@ -272,6 +316,7 @@ def main(argv: list[str] | None = None) -> None:
         "opening": lambda: opening(100_000),
         "starting": lambda: starting(args.tokens),
         "capture": lambda: capture_share(args.rounds, args.documents, args.longest),
+        "parts": lambda: capture_parts(args.rounds, args.documents, args.longest),
     }
     results = {}
     for title, measure in sections.items():

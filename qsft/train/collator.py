@@ -34,11 +34,11 @@ Features = list[dict[str, Any]]
 class TeacherCollator:
     """The batch of `base_collator` plus the teacher's ids, logps, label_logp and log_tail, aligned with the labels.
 
-    cache      the teacher's rows, or None for targets that read none; it crosses processes as a path
-    missing    "error", or "self": documents the cache lacks get empty slots, so the residual is the student itself
-    columns    token-aligned columns of the data set to lay out like the tokens: {input of the head: column}
-    document   whether to attach the document's number per token
-    count_labels   whether to count them, here on the CPU, so that the head does not wait for the device to know
+    cache          the teacher's rows, or None for targets that read none; it crosses processes as a path
+    missing        "error", or "self": documents the cache lacks get empty slots: the residual is the student itself
+    columns        token-aligned columns of the data set to lay out like the tokens: {input of the head: column}
+    document       whether to attach the document's number per token
+    count_labels   whether to count them, here on the CPU, so that the head need not wait for the device
     """
 
     def __init__(

@@ -159,7 +159,8 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
         from qsft.demo.foundation import demo_models
 
         models = demo_models(values.get("seed", 0))
-        model.model_name_or_path, values["teacher_model_name_or_path"] = str(models.base), str(models.teacher)
+        model.model_name_or_path = str(models.base)
+        values.setdefault("teacher_model_name_or_path", str(models.teacher))
     if model.model_name_or_path is None:
         raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
     on_paper, processes = processes is not None, processes or world_size()

@@ -266,3 +266,13 @@ def test_a_file_in_another_encoding_is_named(tmp_path):
 
 def test_json_written_by_a_program_is_a_recipe_too(recipe_file):
     assert read_recipe(recipe_file(json.dumps({"seed": 3}))).values == {"seed": 3}
+
+
+def test_a_teacher_that_is_named_takes_the_place_of_the_demos_own(monkeypatch, tmp_path):
+    from qsft.demo import foundation
+    from qsft.demo.foundation import DemoModels
+
+    monkeypatch.setattr(foundation, "demo_models", lambda seed: DemoModels(tmp_path / "base", tmp_path / "teacher"))
+    for words, teacher in (([], str(tmp_path / "teacher")), (["--teacher_model_name_or_path", "mine"], "mine")):
+        job = configure(read_recipe("demo", words), processes=1)
+        assert (job.model.model_name_or_path, job.args.teacher_model_name_or_path) == (str(tmp_path / "base"), teacher)

@@ -35,10 +35,15 @@ RESUMED = [
     for case in CASES
     if case["name"] in ("target-untied", "target-lora")
 ]
-BACKENDS = ["ddp", "two_nodes", "zero2", "zero3", "fsdp2"]
-# What a second launcher and ZeRO's second stage could break; the whole list runs with DDP, ZeRO-3 and FSDP2.
+WHOLE = ["ddp", "zero3", "fsdp2"]
+# What a second launcher and ZeRO's second stage could break, with the slow tests.
+NARROW = ["two_nodes", "zero2"]
 FEW = ["target-untied", "target-tied", "target-lora", "psft", "bf16"]
-PAIRS = [(b, c) for b in BACKENDS for c in EXACT if b not in ("two_nodes", "zero2") or c in FEW]
+BACKENDS = [*WHOLE, *(pytest.param(backend, marks=pytest.mark.slow) for backend in NARROW)]
+PAIRS = [
+    *itertools.product(WHOLE, EXACT),
+    *(pytest.param(b, c, marks=pytest.mark.slow) for b, c in itertools.product(NARROW, EXACT) if c in FEW),
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,7 @@ def trained(launch):
         if backend.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
             pytest.skip("deepspeed is not installed")
         if backend not in runs:
-            few = backend in ("two_nodes", "zero2")
+            few = backend in NARROW
             cases = [case for case in CASES if case["name"] in FEW] if few else [*CASES, *RESUMED]
             runs[backend] = launch(backend, cases)
         return runs[backend]
@@ -80,7 +85,7 @@ def test_logs_what_one_process_logs(trained, backend, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ddp", "zero3", "fsdp2"])
+@pytest.mark.parametrize("backend", WHOLE)
 def test_the_other_pairs_of_target_and_student_too(launch, backend):
     [alone], ranks = launch("single", REST)[1], launch(backend, REST)[1]
     assert len(ranks) == 2
@@ -111,7 +116,7 @@ def test_the_final_model_loads_in_plain_transformers_and_is_that_of_one_process(
         torch.testing.assert_close(mine, expected, rtol=0, atol=2e-6, msg=name)
 
 
-@pytest.mark.parametrize("backend", ["ddp", "zero3", "fsdp2"])
+@pytest.mark.parametrize("backend", WHOLE)
 def test_a_resumed_run_is_the_unbroken_one(trained, backend):
     folder, ranks = trained(backend)
     for again, case in ((case["name"], case["resumes"]) for case in RESUMED):

@@ -17,7 +17,8 @@ Demonstration = tuple[str, str]  # question, response
 Reader = Callable[[Row, str], Demonstration | None]
 
 
-def _key(default: Any, text: str, **more: Any) -> Any:
+def key(default: Any, text: str, **more: Any) -> Any:
+    """A field of a settings class that is a key of recipes, with its help."""
     return field(default=default, metadata={"help": text, **more})
 
 
@@ -25,31 +26,27 @@ def _key(default: Any, text: str, **more: Any) -> Any:
 class DataSettings:
     """What to train on; every field is a key of a recipe. Aliases are TRL's names of these keys."""
 
-    dataset: str | None = _key(
+    dataset: str | None = key(
         None,
         "numina, openr1, m23k, demo; or the hub id or path of any data set in one of TRL's formats.",
         aliases=["--dataset_name"],
     )
-    dataset_config: str | None = _key(None, "Configuration name of a hub data set.")
-    dataset_split: str = _key("train", "Split to train on.", aliases=["--dataset_train_split"])
-    dataset_revision: str | None = _key(None, "Commit, tag or branch of a hub data set.")
-    data_dir: str | None = _key(None, "Local file or directory with the columns of `dataset`, instead of the hub.")
-    question_column: str | None = _key(
-        None, "Column of the question, for a data set of your own; with response_column."
-    )
-    response_column: str | None = _key(None, "Column of the response, likewise.")
-    prompt: str = _key(
+    dataset_config: str | None = key(None, "Configuration name of a hub data set.")
+    dataset_split: str = key("train", "Split to train on.", aliases=["--dataset_train_split"])
+    dataset_revision: str | None = key(None, "Commit, tag or branch of a hub data set.")
+    data_dir: str | None = key(None, "Local file or directory with the columns of `dataset`, instead of the hub.")
+    question_column: str | None = key(None, "Column of the question, for a data set of your own; with response_column.")
+    response_column: str | None = key(None, "Column of the response, likewise.")
+    prompt: str = key(
         "question",
         "question: the question alone, in the tokenizer's own template; boxed: a system turn and the instruction to "
         "put the answer within \\boxed{}; qwen-math: the instruction as the system turn.",
         choices=CONVERSATIONS,
     )
-    response: str | None = _key(None, "m23k: distilled (the final answer's text) or reasoning (with the reasoning).")
-    max_row_tokens: int | None = _key(
-        None, "Keep only rows of fewer tokens than this (default: keep all and truncate)."
-    )
-    sample_rows: int | None = _key(None, "Train on this many rows, the first of the shuffled data set (default: all).")
-    sample_seed: int = _key(42, "Seed of the shuffle that `sample_rows` draws from.")
+    response: str | None = key(None, "m23k: distilled (the final answer's text) or reasoning (with the reasoning).")
+    max_row_tokens: int | None = key(None, "Keep only rows of fewer tokens than this (default: keep all and truncate).")
+    sample_rows: int | None = key(None, "Train on this many rows, the first of the shuffled data set (default: all).")
+    sample_seed: int = key(42, "Seed of the shuffle that `sample_rows` draws from.")
 
 
 DEFAULTS = {item.name: item.default for item in fields(DataSettings)}

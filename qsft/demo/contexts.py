@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from qsft.demo.world import DEMONSTRATOR, EQUALS, KINDS, NUMBERS, OPERATIONS, STEPS, ClockProblem, encode, kind_of
+from qsft.losses.self_check import evaluating
 from qsft.targets.fixed_point import fixed_point
 from qsft.targets.target import Target
 
@@ -48,9 +49,8 @@ class Contexts:
     @torch.no_grad()
     def numbers(self, model: PreTrainedModel) -> Tensor:
         """The model's distribution over the ten numbers in every context, [N, 10]."""
-        training = model.training
-        logits: Tensor = model.eval()(self.input_ids).logits[self.rows, self.columns]
-        model.train(training)
+        with evaluating(model):
+            logits: Tensor = model(self.input_ids).logits[self.rows, self.columns]
         return logits[:, encode(list(NUMBERS))].softmax(dim=-1)
 
     def right_by_kind(self, distributions: Tensor) -> dict[str, float]:

@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 from qsft.evals.noise import gumbel, row_key
 from qsft.evals.protocol import Sampling
 from qsft.evals.request import TEXT_CHECK, Generation, Request, Stops, context_of, plan
+from qsft.losses.self_check import evaluating
 
 MOST_ROWS = 512
 CPU_MEMORY = 2 << 30
@@ -56,9 +57,7 @@ class Sampler:
     def sample(self, requests: Iterable[Request]) -> Iterator[Generation]:
         """The responses, in the order in which they finish; where memory does not suffice, in smaller batches."""
         rows = plan(requests, self.tokenizer, self.sampling.max_new_tokens, self.context)
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             while rows:
                 size, done = self.batch_size or self._room(rows[0]), set()
                 try:
@@ -71,8 +70,6 @@ class Sampler:
                     self.batch_size = (min(size, len(rows)) + 1) // 2
                     torch.cuda.empty_cache()
                 rows = [row for row in rows if row.key not in done]
-        finally:
-            self.model.train(was_training)
 
     # Not inference_mode: a generator must not leave it switched on in its caller between two responses.
     def _decode(self, rows: Sequence[Request], size: int) -> Iterator[Generation]:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qsft.losses.head import attach_target_head
+from qsft.losses.self_check import evaluating
 from qsft.losses.sums import quadrant
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Mixture, Target
@@ -116,12 +117,8 @@ def observe(model: nn.Module, document: Document, observer: Target, teacher: Tea
     extra = {"document": torch.zeros_like(ids)} if "document" in observer.needs else {}
     if "critical" in observer.needs and "critical" in document:
         extra["critical"] = torch.tensor(np.asarray(document["critical"]))[None].to(device)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         model(input_ids=ids, labels=labels, target=observer, teacher=_teacher_rows(teacher, ids, labels), **extra)
-    finally:
-        model.train(training)
 
 
 def teacher_label_probs(view: TokenView) -> Float[Tensor, " N"]:

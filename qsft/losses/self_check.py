@@ -3,6 +3,8 @@
 TRL's and transformers' internals move. A head that misses a new scale or soft-cap would train a wrong loss silently.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,17 @@ FULL_PRECISION = 1e-3  # relative
 HALF_PRECISION = 3e-2  # bf16 keeps 8 bits
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout inside, which makes what a model says noisy; afterwards it trains again if it did before."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 @torch.no_grad()
 def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
     """Raise unless the head's loss on the first tokens of the batch equals that of the model's own logits.
@@ -27,11 +40,9 @@ def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
     few = {name: inputs[name][:1, :CHECKED_TOKENS] for name in names if name in inputs}
     labels, sft = few["input_ids"].clone(), make_target("sft")
     labels[:, 0] = IGNORED
-    training = model.training
-    model.eval()  # dropout would differ between the two, and move the random state of the run
-    logits = model(**few, use_cache=False).logits[0, -labels.shape[1] : -1]  # virtual tokens lead
-    ours = float(model(**few, labels=labels, target=sft, use_cache=False).loss)
-    model.train(training)
+    with evaluating(model):  # dropout would differ between the two, and move the random state of the run
+        logits = model(**few, use_cache=False).logits[0, -labels.shape[1] : -1]  # virtual tokens lead
+        ours = float(model(**few, labels=labels, target=sft, use_cache=False).loss)
     expected = float(target_loss(logits.float(), labels[0, 1:], sft))
     tolerance = HALF_PRECISION if computes_in_half(model, logits) else FULL_PRECISION
     if not abs(ours - expected) <= tolerance * max(1.0, abs(expected)):

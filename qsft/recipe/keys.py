@@ -7,12 +7,12 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-from qsft.data.sources import DataSettings
+from qsft.data.sources import DataSettings, key
 
 if TYPE_CHECKING:
     from trl import TrlParser
@@ -25,36 +25,32 @@ ORIGIN = (
 OPTION = re.compile(r"^--[\w-]+")
 
 
-def _key(default: Any, text: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": text, **more})
-
-
 @dataclass
 class RecipeSettings(DataSettings):
     """What a recipe says beyond the model's and the trainer's configuration."""
 
-    curate: dict[str, Any] | None = _key(  # noqa: RUF009
+    curate: dict[str, Any] | None = key(  # noqa: RUF009
         None,
         'Train on what a data-level method makes of the data: {"method": "rft", "n": 8}. Its settings are those of '
         "`qsft curate METHOD --help`; `out` is where it is kept (default: output_dir/curated).",
     )
-    global_batch_size: int | None = _key(
+    global_batch_size: int | None = key(
         None,
         "Sequences per optimiser step over all processes. per_device_train_batch_size becomes at most the share of one "
         "process, and gradient_accumulation_steps the rest. Rows are cut to a multiple of it.",
     )
-    eval_split: str | None = _key(
+    eval_split: str | None = key(
         None, "Split to report the loss on while training (with eval_strategy).", aliases=["--dataset_test_split"]
     )
-    eval_tasks: str | None = _key(None, "What `qsft eval RECIPE` measures: math, medical, or names of tasks.")
-    eval_protocol: str | None = _key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math or avg16.")
-    target_protocols: dict[str, str] | None = _key(  # noqa: RUF009
+    eval_tasks: str | None = key(None, "What `qsft eval RECIPE` measures: math, medical, or names of tasks.")
+    eval_protocol: str | None = key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math or avg16.")
+    target_protocols: dict[str, str] | None = key(  # noqa: RUF009
         None, 'Targets that are evaluated otherwise than by eval_protocol: {"target": "avg16"}.'
     )
-    overwrite: bool = _key(
+    overwrite: bool = key(
         False, "Start anew where checkpoints are: they are moved to output_dir/earlier, none is deleted."
     )
-    dry_run: bool = _key(False, "Print configuration, data, steps and the state of the cache, and stop.")
+    dry_run: bool = key(False, "Print configuration, data, steps and the state of the cache, and stop.")
 
 
 def owners() -> tuple[Any, ...]:

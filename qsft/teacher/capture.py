@@ -16,6 +16,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 
 from qsft.files import NoSpace, make_directory, probe, publish, shown
+from qsft.losses.self_check import evaluating
 from qsft.processes import is_main, rank, world_size
 from qsft.progress import Progress
 from qsft.teacher.batches import MEETING_SECONDS, Plan, plan_capture, ready_batches, require_shared, wait_for_others
@@ -32,7 +33,7 @@ from qsft.teacher.identity import (
     shared_evidence,
     teacher_difference,
 )
-from qsft.teacher.live import check_teacher_head, evaluating, input_device, teacher_rows
+from qsft.teacher.live import check_teacher_head, input_device, teacher_rows
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST, create_manifest, recover_manifest, refresh_manifest, remember
 from qsft.teacher.pace import Pace

@@ -4,7 +4,7 @@ Backbone first, then the head a tile at a time, never all logits, never a gradie
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from qsft.losses.head import Head, base_causal_lm, label_states, output_head
 from qsft.losses.matmuls import Projection, tokens_per_chunk
+from qsft.losses.self_check import evaluating
 from qsft.targets.view import Full, TopK
 
 STRIPES = 16  # top_k looks at the maxima over this many logits first
@@ -50,17 +51,6 @@ class LiveTeacher:
                 check_teacher_head(self.model, **inputs)
                 self._checked = True
             return teacher_rows(self.model, self.k, **inputs, labels=labels, label_count=label_count)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout inside, which would make a teacher noisy; the student may share its modules."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def adapter_off(model: nn.Module) -> AbstractContextManager[Any]:

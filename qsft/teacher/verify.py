@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from qsft.fingerprints import digest, file_digest
+from qsft.losses.self_check import evaluating
 from qsft.targets.view import TopK
 from qsft.teacher.documents import document_key, label_positions
 from qsft.teacher.identity import VOCABULARY, Identity
-from qsft.teacher.live import evaluating, input_device, own_logits
+from qsft.teacher.live import input_device, own_logits
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import (
     MANIFEST,

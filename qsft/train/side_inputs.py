@@ -16,10 +16,10 @@ from transformers.utils import logging
 from trl import SFTConfig, pack_dataset
 
 from qsft.losses.head import SIDE_INPUTS, TEACHER_INPUTS, label_logps, to_bits
+from qsft.losses.self_check import evaluating
 from qsft.targets.target import Target
 from qsft.targets.view import IGNORED
 from qsft.teacher.documents import Span
-from qsft.teacher.live import evaluating
 from qsft.train.config import TargetSFTConfig
 
 logger = logging.get_logger(__name__)

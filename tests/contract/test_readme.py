@@ -63,6 +63,7 @@ def assert_all_known(commands, table):
     assert set(commands) - made - studies == set(table), "README.md and this test's table of commands differ"
 
 
+@pytest.mark.slow
 def test_the_commands_run_in_the_order_they_stand_in(folder, tiny_files, capfd):
     assert_all_known(readme.commands(), README_BLOCKS)
     for command in readme.commands():
@@ -77,7 +78,13 @@ def test_the_commands_that_the_prose_mentions_are_known():
     assert_all_known(readme.mentioned(), README_PROSE)
 
 
-@pytest.mark.parametrize("command", README_PROSE)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=pytest.mark.slow if "--quick" in words else ())
+        for command, words in README_PROSE.items()
+    ],
+)
 def test_the_commands_that_the_prose_mentions_run(command, folder, tiny_files):
     assert run(command, README_PROSE[command], tiny_files) == 0
 

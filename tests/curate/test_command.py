@@ -132,9 +132,8 @@ def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, sta
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "method", ["rft", *(pytest.param(m, marks=pytest.mark.slow) for m in ("star", "grape", "critical"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rft", "star", "grape", "critical"])
 def test_two_processes_equal_one(method, curate, here, clock_directory):
     settings = {
         "rft": ("--n", "2", "--max_new_tokens", "14"),

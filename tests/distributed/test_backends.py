@@ -36,14 +36,17 @@ RESUMED = [
     if case["name"] in ("target-untied", "target-lora")
 ]
 WHOLE = ["ddp", "zero3", "fsdp2"]
-# What a second launcher and ZeRO's second stage could break, with the slow tests.
-NARROW = ["two_nodes", "zero2"]
+NARROW = ["two_nodes", "zero2"]  # what a second launcher and ZeRO's second stage could break
 FEW = ["target-untied", "target-tied", "target-lora", "psft", "bf16"]
-BACKENDS = [*WHOLE, *(pytest.param(backend, marks=pytest.mark.slow) for backend in NARROW)]
-PAIRS = [
-    *itertools.product(WHOLE, EXACT),
-    *(pytest.param(b, c, marks=pytest.mark.slow) for b, c in itertools.product(NARROW, EXACT) if c in FEW),
-]
+
+
+def quick_with_ddp(*cases):
+    """The same proof with DDP in `make test`, with the other backends among the slow tests."""
+    return [pytest.param(*case, marks=() if case[0] == "ddp" else pytest.mark.slow) for case in cases]
+
+
+BACKENDS = quick_with_ddp(*((backend,) for backend in (*WHOLE, *NARROW)))
+PAIRS = quick_with_ddp(*((b, c) for b in (*WHOLE, *NARROW) for c in EXACT if b in WHOLE or c in FEW))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,7 @@ def test_the_final_model_loads_in_plain_transformers_and_is_that_of_one_process(
         torch.testing.assert_close(mine, expected, rtol=0, atol=2e-6, msg=name)
 
 
-@pytest.mark.parametrize("backend", WHOLE)
+@pytest.mark.parametrize("backend", quick_with_ddp(*((backend,) for backend in WHOLE)))
 def test_a_resumed_run_is_the_unbroken_one(trained, backend):
     folder, ranks = trained(backend)
     for again, case in ((case["name"], case["resumes"]) for case in RESUMED):

@@ -269,6 +269,7 @@ torch.testing.assert_close(torch.compile(model, backend="eager")(**batch).loss, 
 """
 
 
+@pytest.mark.slow
 def test_torch_compile_leaves_the_head_out_of_the_graph_and_the_next_run_has_its_own_inputs():
     """In a process of its own: the tests' run-time type checks cannot be traced."""
     run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300)

@@ -1,49 +1,102 @@
 """Once the labels are known nothing asks the device for a value, and no tensor is made from Python numbers."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from cases import ROWS, make_batch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qsft import TARGETS, fused_target_loss, make_target
+from qsft import TARGETS, SideInputs, TopK, fused_target_loss, make_target
+from qsft.losses import matmuls
 from qsft.losses.positions import LabelTokens
 
 H = 11
 
 
-def head_inputs(batch):
-    hidden, weight = torch.randn(len(batch.labels), H), torch.randn(batch.logits.shape[-1], H)
+def head_inputs(batch, dtype=torch.float32):
+    hidden, weight = (torch.randn(n, H, dtype=dtype) for n in batch.logits.shape)
     return hidden.requires_grad_(), weight.requires_grad_()
-
-
-# Each row once for every word among its hyper-parameters: numbers choose no code, but for the ends of a range.
-WORDS = {(n, *(v for v in h.values() if isinstance(v, str) or v in (0.0, 1.0))): (n, h) for n, h in ROWS}
 
 
 def test_no_value_is_asked_for_once_the_labels_are_known():
     """A fake tensor has no values: whatever needs one raises, as it would make a GPU's queue run dry."""
-    assert {name for name, _ in WORDS.values()} == set(TARGETS)
     with FakeTensorMode():
-        batch = Unread(n=9, v=23, k=5)
-        tokens = LabelTokens(torch.arange(9), batch.labels, (0, 22), True)
-        for name, hparams in WORDS.values():
+        batch = Unread(n=5, v=23, k=5)
+        for name in TARGETS:
             hidden, weight = head_inputs(batch)
-            out = fused_target_loss(
-                hidden, weight, tokens, make_target(name, **hparams), batch.teacher, side=batch.side, chunk=4
-            )
-            out.loss.backward()
-            assert hidden.grad.shape == (9, H)
+            fused_target_loss(
+                hidden, weight, batch.tokens, make_target(name), batch.teacher, side=batch.side
+            ).loss.backward()
+            assert hidden.grad.shape == (5, H)
+
+
+@pytest.fixture(params=["torch", "triton"])
+def head_kernel(request, monkeypatch):
+    """Both paths. The kernels need values: in their place are statistics that nobody has computed."""
+    if request.param == "triton":
+        pytest.importorskip("triton")
+        from qsft.losses import kernels
+
+        def statistics(tile, bias, projection):
+            top, lse, mean = tile.new_zeros(3, len(tile))
+            return kernels.RowStatistics(top, lse, mean, torch.zeros_like(lse, dtype=torch.long))
+
+        monkeypatch.setattr(kernels, "row_statistics", statistics)
+        monkeypatch.setattr(kernels, "write_gradient", lambda *_: None)
+    return request.param
+
+
+class Products(TorchDispatchMode):
+    """Notes the overloads of matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+# Each row with each word among its hyper-parameters that chooses other code; numbers choose none.
+WORDS = (
+    [(name, {}) for name in TARGETS]
+    + [(n, {"tail": "ghost"}) for n in ("kd", "target")]
+    + [("iw_sft", {"ratio": "raw"})]
+)
+
+
+def test_on_a_device_that_has_them_all_products_are_written_in_float32(head_kernel, monkeypatch):
+    """The device "meta" stands for a GPU: it computes nothing, raises when asked for a value, and has such products."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # which does not know the device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    logits, weights = "aten.mm.dtype_out", "aten.addmm.dtype_out"
+    with torch.device("meta"):
+        batch = Unread(n=5, v=23, k=5)
+        for (name, hparams), dtype in [*((row, torch.bfloat16) for row in WORDS), (WORDS[0], torch.float16)]:
+            hidden, weight = head_inputs(batch, dtype)
+            assert matmuls.has_wide_products(hidden.device, dtype, torch.float32)
+            target = make_target(name, **hparams)
+            with Products() as mode:
+                fused_target_loss(
+                    hidden, weight, batch.tokens, target, batch.teacher,
+                    side=batch.side, chunk=3, head_kernel=head_kernel,
+                ).loss.backward()  # fmt: skip
+            scores = [logits] * (2 if target.per_document else 0)  # whole documents are weighed first
+            assert mode.found == scores + [logits, logits, weights] * 2, (name, hparams)
+            assert weight.grad.dtype == dtype
 
 
 class Unread:
     """The tensors of a batch, made without reading any of them."""
 
     def __init__(self, n, v, k):
-        from qsft import SideInputs, TopK
-
         self.logits = torch.empty(n, v)
         self.labels = torch.zeros(n, dtype=torch.long)
+        self.tokens = LabelTokens(torch.arange(n), self.labels, (0, v - 1), True)
         self.teacher = TopK(torch.zeros(n, k, dtype=torch.long), torch.zeros(n, k), torch.zeros(n), torch.zeros(n))
         scores = {name: torch.zeros(n) for name in ("ref_logp", "old_logp", "critical")}
         self.side = SideInputs(**scores, document=torch.zeros(n, dtype=torch.long))
@@ -83,7 +136,7 @@ class FromNumbers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_no_tensor_is_made_from_numbers():
+def test_no_tensor_is_made_from_numbers(head_kernel):
     with FromNumbers() as mode:
         torch.zeros(1).new_tensor(3.0)
         torch.as_tensor(3.0)
@@ -93,5 +146,9 @@ def test_no_tensor_is_made_from_numbers():
     for name, hparams in ROWS:
         hidden, weight = head_inputs(batch)
         with FromNumbers() as mode:
-            fused_target_loss(hidden, weight, tokens, make_target(name, **hparams), batch.teacher, side=batch.side)
+            out = fused_target_loss(
+                hidden, weight, tokens, make_target(name, **hparams), batch.teacher,
+                side=batch.side, head_kernel=head_kernel,
+            )  # fmt: skip
+            out.loss.backward()
         assert mode.found == [], name

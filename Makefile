@@ -74,7 +74,7 @@ layers: $(VENV)/.installed-dev  ## import-linter: rooms depend downward only
 
 check: lint types layers test  ## what a commit must pass
 
-bench: $(VENV)/.installed-test  ## ratios against TRL and bare matmuls, in one run (CPU figures)
+bench: $(VENV)/.installed-test  ## ratios against TRL and bare matmuls, in one run; on the GPU where there is one
 	$(BIN)/python -m benchmarks $(ARGS)
 
 notebook: $(VENV)/.installed-notebook  ## run the notebooks from top to bottom

@@ -5,7 +5,8 @@ share is that of the forward before it, and the median over the rounds, with the
 does once, whatever its size (identity, check of the head), is measured by one of a single short document and left out:
 it is the column "start, s". The data set's documents are half prompt. Sizes and lookups are compared with the same
 tensors as columns of a `datasets` data set. Rates are per second of CPU time where the work is one thread's: other
-programs on the machine then change little.
+programs on the machine then change little. With a GPU the captures run there, with a teacher of 1.5B in bf16, and are
+timed by the clock.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 from datasets import Array2D, Dataset, Features, Sequence, Value, load_from_disk
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.measure import print_table, write_json
+from benchmarks.measure import DEVICE, GPU, print_table, wait_for_device, write_json
 from qsft.teacher import batches, capture, live
 from qsft.teacher.batches import Plan, pad_documents, plan_capture
 from qsft.teacher.capture import build_cache
@@ -41,16 +42,18 @@ from qsft.teacher.writer import ShardWriter
 
 K, VOCABULARY = 64, 151_936
 SIZES_GB = (1e6, 1e8, 1e9)
+BATCH_TOKENS = 16_384 if GPU else 2048
+CAPTURE = {"k": K, "batch_tokens": BATCH_TOKENS, "progress": False}
+SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+QWEN_1P5B = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
 
 
 def teacher() -> Qwen2ForCausalLM:
-    """A random Qwen2 with the real vocabulary, small elsewhere: head and top-k weigh more than in a large teacher."""
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
-        num_key_value_heads=2, tie_word_embeddings=True, initializer_range=0.08,
-    )  # fmt: skip
+    """A random Qwen2 with the real vocabulary; without a GPU small elsewhere: head and top-k weigh more in it."""
+    shape = {"num_key_value_heads": 2, "tie_word_embeddings": True} | (QWEN_1P5B if GPU else SMALL)
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(config).eval()
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, initializer_range=0.08, **shape))
+    return model.to(DEVICE, torch.bfloat16 if GPU else torch.float32).eval()
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -70,19 +73,25 @@ def documents(count: int, longest: int) -> list[dict[str, list[int]]]:
     return made
 
 
+def padded(plan: Plan) -> Iterator[dict[str, torch.Tensor]]:
+    """The batches of the plan, where the teacher is."""
+    for batch in plan.batches:
+        inputs = pad_documents([plan.tokens(place) for place in batch])
+        yield {name: tensor.to(DEVICE) for name, tensor in inputs.items()}
+
+
 @torch.no_grad()
 def bare_forward(model: Qwen2ForCausalLM, plan: Plan) -> None:
     """The teacher's own forward: logits of all positions."""
-    for batch in plan.batches:
-        inputs = pad_documents([plan.tokens(place) for place in batch])
+    for inputs in padded(plan):
         model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False)
 
 
 @torch.no_grad()
 def label_forward(model: Qwen2ForCausalLM, plan: Plan) -> None:
     """The least a capture must do: the backbone, and the head on label positions alone."""
-    for batch in plan.batches:
-        hidden, _ = predicting_states(model, **pad_documents([plan.tokens(place) for place in batch]))
+    for inputs in padded(plan):
+        hidden, _ = predicting_states(model, **inputs)
         for _ in logit_tiles(model, hidden):
             pass
 
@@ -91,12 +100,21 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
     """Label tokens per second of CPU time of captures (without their start) and bare forwards, taking turns."""
     data, model, words = documents(count, longest), teacher(), tokenizer()
     short = [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}]
-    plan, tokens = plan_capture(Documents(data), 2048), sum(len(d["labels"]) - len(d["labels"]) // 2 for d in data)
+    plan, tokens = (
+        plan_capture(Documents(data), BATCH_TOKENS),
+        sum(len(d["labels"]) - len(d["labels"]) // 2 for d in data),
+    )
     unpacked, packed = Dataset.from_list(data), pack(data)
     with tempfile.TemporaryDirectory() as folder:
 
         def run(encoding: str, rows: Dataset = unpacked) -> tuple[float, float]:
-            options = {"tokenizer": words, "k": K, "encoding": encoding, "batch_tokens": 2048, "progress": False}
+            options = {
+                "tokenizer": words,
+                "k": K,
+                "encoding": encoding,
+                "batch_tokens": BATCH_TOKENS,
+                "progress": False,
+            }
             start, spent = (
                 timed(lambda data=data: build_cache(data, model, tempfile.mkdtemp(dir=folder), **options))[0]
                 for data in (short, rows)
@@ -141,8 +159,7 @@ def capture_parts(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
             with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
                 for name, place in (parts | {"forward": (capture, "teacher_rows")}).items():
                     stack.enter_context(mock.patch.object(*place, timed_inside(getattr(*place), name, spent)))
-                options = {"k": K, "encoding": encoding, "batch_tokens": 2048, "progress": False}
-                build_cache(data, model, folder, tokenizer=words, **options)
+                build_cache(data, model, folder, tokenizer=words, encoding=encoding, **CAPTURE)
             spent["forward"] -= spent["top-k"]
             shares.append({name: spent[name] / spent.total() for name in ("forward", *parts)})
         table[encoding] = {name: statistics.median(share[name] for share in shares) for name in shares[0]}
@@ -294,18 +311,21 @@ def speed(opened: float, seconds: float, count: int, length: int, path: Path) ->
 
 
 def timed(call: Callable[[], object]) -> tuple[float, object]:
-    """Seconds of CPU time, and what came back."""
-    start = time.process_time()
+    """Seconds of CPU time (with a GPU, which works beside it, of the clock), and what came back."""
+    clock = time.perf_counter if GPU else time.process_time
+    wait_for_device()
+    start = clock()
     result = call()
-    return time.process_time() - start, result
+    wait_for_device()
+    return clock() - start, result
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="benchmarks/results/cache.json")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--documents", type=int, default=12, help="documents of the capture")
-    parser.add_argument("--longest", type=int, default=192, help="tokens of the longest document")
+    parser.add_argument("--documents", type=int, default=256 if GPU else 12, help="documents of the capture")
+    parser.add_argument("--longest", type=int, default=2048 if GPU else 192, help="tokens of the longest document")
     parser.add_argument("--tokens", type=int, default=100_000_000, help="tokens of the data set that is started with")
     parser.add_argument("--only", help="one section: encodings, lookups, opening, starting, capture or parts")
     args = parser.parse_args(argv)
@@ -316,8 +336,9 @@ def main(argv: list[str] | None = None) -> None:
         "opening": lambda: opening(100_000),
         "starting": lambda: starting(args.tokens),
         "capture": lambda: capture_share(args.rounds, args.documents, args.longest),
-        "parts": lambda: capture_parts(args.rounds, args.documents, args.longest),
     }
+    if not GPU:  # which no thread's clock sees
+        sections["parts"] = lambda: capture_parts(args.rounds, args.documents, args.longest)
     results = {}
     for title, measure in sections.items():
         if args.only not in (None, title):

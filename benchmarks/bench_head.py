@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import extra_memory, print_table, write_json
+from benchmarks.measure import DEVICE, GPU, device_name, extra_memory, print_table, wait_for_device, write_json
 from qsft import TopK, fused_target_loss, make_target, target_loss
 from qsft.losses.matmuls import tokens_per_chunk
 from qsft.targets.view import SideInputs
@@ -54,7 +54,6 @@ GPU_SHAPES = {  # run when there is a GPU, where the CPU's are not
     "qwen-1.5b": Shape(16_384, 1536, 151_936, "bfloat16"),
 }
 ALL_SHAPES = SHAPES | GPU_SHAPES
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Inputs:
@@ -126,7 +125,7 @@ METHODS: dict[str, Callable[[Inputs], None]] = {
     "full logits, Target-SFT": full_logits_target,
     **{f"qsft {name}": ours(name) for name in OURS},
 }
-if DEVICE == "cuda":
+if GPU:
     METHODS["qsft target, no kernels"] = ours("target", "torch")
     if find_spec("liger_kernel"):
         METHODS["Liger fused head"] = liger_head
@@ -134,16 +133,11 @@ if DEVICE == "cuda":
 
 def seconds(method: str, x: Inputs) -> float:
     x.hidden.grad = x.weight.grad = None
-    _wait()
+    wait_for_device()
     start = time.perf_counter()
     METHODS[method](x)
-    _wait()
+    wait_for_device()
     return time.perf_counter() - start
-
-
-def _wait() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
 
 
 def megabytes(method: str, shape: str) -> float:
@@ -171,11 +165,7 @@ def measure(key: str, repeats: int) -> dict[str, object]:
         }
         for method in METHODS
     }
-    return {"shape": asdict(ALL_SHAPES[key]), "device": _device_name(), "methods": rows}
-
-
-def _device_name() -> str:
-    return torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+    return {"shape": asdict(ALL_SHAPES[key]), "device": device_name(), "methods": rows}
 
 
 def kernel_resources() -> dict[str, dict[str, Any]]:
@@ -214,9 +204,7 @@ def _resources(cubin: bytes) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--shapes", nargs="+", default=list(GPU_SHAPES if DEVICE == "cuda" else SHAPES), choices=list(ALL_SHAPES)
-    )
+    parser.add_argument("--shapes", nargs="+", default=list(GPU_SHAPES if GPU else SHAPES), choices=list(ALL_SHAPES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", metavar="METHOD", help="print the peak extra memory of one call, in MB")
     parser.add_argument("--json", default="benchmarks/results/head.json")
@@ -228,7 +216,7 @@ def main(argv: list[str] | None = None) -> None:
     results = {}
     for key in args.shapes:
         results[key] = measure(key, args.repeats)
-        print_table(f"head on {_device_name()}: {ALL_SHAPES[key].name}", results[key]["methods"])
+        print_table(f"head on {device_name()}: {ALL_SHAPES[key].name}", results[key]["methods"])
     if find_spec("triton"):
         results["kernels"] = kernel_resources()
         print_table("the two kernels, compiled", results["kernels"])

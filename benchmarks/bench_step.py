@@ -1,7 +1,8 @@
 """A training step: TargetSFTTrainer with a cached top-64 teacher against TRL's SFTTrainer (nll), same model and batch.
 
 A step is collation, forward, backward and optimiser. Steps are interleaved (one of each trainer after the other) and
-given as ratios of medians. Peak memory is the high-water mark of `train()` in a fresh process of each.
+given as ratios of medians. Peak memory is the high-water mark of `train()` in a fresh process of each (on a GPU: of its
+allocator). With a GPU it runs there, in bf16, with TRL's Liger option too if `liger-kernel` is installed.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,13 +22,16 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.measure import print_table, status_bytes, write_json
+from benchmarks.measure import DEVICE, GPU, device_name, print_table, status_bytes, wait_for_device, write_json
 from qsft import TargetSFTConfig, TargetSFTTrainer
 
 VOCABULARY = 151_936
-ROWS, TOKENS, BATCH = 16, 96, 4
+ROWS, TOKENS, BATCH = (16, 2048, 4) if GPU else (16, 96, 4)
+SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 4}
+QWEN_0P5B = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+LIGER = "TRL nll with Liger"
 LABELLED = {"every token": 0, "completions, half of the tokens": TOKENS // 2}
-METHODS = ("TRL nll", "qsft sft", "qsft target")
+METHODS = ("TRL nll", "qsft sft", "qsft target", *([LIGER] if GPU and find_spec("liger_kernel") else []))
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -38,10 +43,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def model(seed: int = 0) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
-    shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return Qwen2ForCausalLM(
-        Qwen2Config(vocab_size=VOCABULARY, num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=0, **shape)
+    shape = QWEN_0P5B if GPU else SMALL
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=0, **shape
     )
+    return Qwen2ForCausalLM(config).to(DEVICE, torch.bfloat16 if GPU else torch.float32)
 
 
 def rows(prompt: int) -> Dataset:
@@ -52,13 +58,13 @@ def rows(prompt: int) -> Dataset:
 
 def make_trainer(method: str, prompt: int, where: Path) -> SFTTrainer:
     settings = {
-        "output_dir": str(where / "run"), "use_cpu": True, "bf16": False, "report_to": [], "max_steps": 3,
+        "output_dir": str(where / "run"), "use_cpu": not GPU, "bf16": GPU, "report_to": [], "max_steps": 3,
         "per_device_train_batch_size": BATCH, "save_strategy": "no", "disable_tqdm": True,
         "dataloader_pin_memory": False,
     }  # fmt: skip
     data = {"train_dataset": rows(prompt), "processing_class": tokenizer()}
-    if method == "TRL nll":
-        return SFTTrainer(model(), SFTConfig(**settings), **data)
+    if method in ("TRL nll", LIGER):
+        return SFTTrainer(model(), SFTConfig(use_liger_kernel=method == LIGER, **settings), **data)
     if method == "qsft sft":
         return TargetSFTTrainer(model(), TargetSFTConfig(target="sft", **settings), **data)
     cache = str(where / f"cache-{prompt}")
@@ -87,8 +93,10 @@ def stepper(trainer: SFTTrainer) -> Callable[[], None]:
 
 
 def seconds(call: Callable[[], object]) -> float:
+    wait_for_device()
     start = time.perf_counter()
     call()
+    wait_for_device()
     return time.perf_counter() - start
 
 
@@ -101,19 +109,21 @@ def collator_seconds(trainer: TargetSFTTrainer, repeats: int = 20) -> float:
 
 
 def peak_megabytes(method: str, prompt: int, where: Path) -> float:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.bench_step",
-        "--memory",
-        method,
-        "--prompt",
-        str(prompt),
-        "--where",
-        str(where),
-    ]
+    command = [sys.executable, "-m", "benchmarks.bench_step", "--memory", method]
+    command += ["--prompt", str(prompt), "--where", str(where)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return float(json.loads(output.splitlines()[-1]))
+
+
+def peak_bytes(trainer: SFTTrainer) -> int:
+    """The high-water mark from here on: a capture that came before is not counted."""
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
+        trainer.train()
+        return torch.cuda.max_memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")
+    trainer.train()
+    return status_bytes("VmHWM")
 
 
 def measure(prompt: int, repeats: int, where: Path) -> dict[str, dict[str, float]]:
@@ -150,16 +160,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--where", type=Path, help="directory of the teacher cache")
     args = parser.parse_args(argv)
     if args.memory:
-        trainer = make_trainer(args.memory, args.prompt, args.where)
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here: the capture is not counted
-        trainer.train()
-        print(json.dumps(status_bytes("VmHWM") / 2**20))
+        print(json.dumps(peak_bytes(make_trainer(args.memory, args.prompt, args.where)) / 2**20))
         return
     results = {}
     with tempfile.TemporaryDirectory() as where:
         for name, prompt in LABELLED.items():
             results[name] = measure(prompt, args.repeats, Path(where))
-            print_table(f"step: {BATCH}×{TOKENS} tokens, V={VOCABULARY:,}, labels on {name}", results[name])
+            print_table(
+                f"step on {device_name()}: {BATCH}×{TOKENS} tokens, V={VOCABULARY:,}, labels on {name}", results[name]
+            )
     write_json(args.json, results)
 
 

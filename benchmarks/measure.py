@@ -1,4 +1,4 @@
-"""What the benchmarks share: memory of a fresh process, a table, a JSON file."""
+"""What the benchmarks share: where they run, memory of a fresh process, a table, a JSON file."""
 
 import json
 import os
@@ -10,6 +10,19 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+
+GPU = torch.cuda.is_available()  # what can then runs there, in bf16 and at the shapes of real models
+DEVICE = "cuda" if GPU else "cpu"
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name() if GPU else "CPU"
+
+
+def wait_for_device() -> None:
+    """Return once the GPU has done what it was given: before and after what is timed."""
+    if GPU:
+        torch.cuda.synchronize()
 
 
 def status_bytes(field: str) -> int:
@@ -25,7 +38,7 @@ def extra_memory(call: Callable[[], object]) -> int:
 
     With a GPU they are those of its memory.
     """
-    if torch.cuda.is_available():
+    if GPU:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         call()
@@ -48,6 +61,7 @@ def write_json(path: str, results: Mapping[str, Any]) -> None:
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "gpu": device_name() if GPU else None,
         "torch": torch.__version__,
     }
     target = Path(path)

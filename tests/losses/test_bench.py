@@ -1,0 +1,53 @@
+"""`make bench` measures head, step and capture on a GPU where there is one: its code runs, and is told so."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[2]))  # benchmarks/ is no part of the package
+
+from benchmarks import bench_cache, bench_head, bench_step, measure
+
+MODULES = (measure, bench_head, bench_step, bench_cache)
+
+
+@pytest.fixture
+def with_gpu(monkeypatch):
+    """The benchmarks as a machine with a GPU and Liger imports them."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(importlib.util, "find_spec", lambda name: object())
+        for module in MODULES:
+            importlib.reload(module)
+    yield
+    for module in MODULES:
+        importlib.reload(module)
+
+
+def test_with_a_gpu_head_step_and_capture_run_there_with_liger_beside_them(with_gpu, monkeypatch):
+    assert "Liger fused head" in bench_head.METHODS
+    assert bench_step.LIGER in bench_step.METHODS
+    monkeypatch.setattr(bench_step, "model", lambda seed=0: None)
+    monkeypatch.setattr(bench_step, "tokenizer", lambda: None)
+    monkeypatch.setattr(bench_step, "SFTConfig", lambda **settings: settings)
+    monkeypatch.setattr(bench_step, "SFTTrainer", lambda model, settings, **_: settings)
+    settings = bench_step.make_trainer(bench_step.LIGER, 0, Path())
+    assert (settings["use_cpu"], settings["bf16"], settings["use_liger_kernel"]) == (False, True, True)
+    assert (measure.DEVICE, bench_cache.DEVICE, bench_cache.BATCH_TOKENS) == ("cuda", "cuda", 16_384)
+
+
+@pytest.mark.slow
+def test_step_and_capture_are_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_step, "VOCABULARY", 500)
+    monkeypatch.setattr(bench_cache, "VOCABULARY", 500)
+    monkeypatch.setattr(bench_step, "peak_megabytes", lambda *_: 1.0)  # a process each
+    step = bench_step.measure(4, 1, tmp_path)
+    assert step["TRL nll"]["time of TRL"] == 1.0
+    assert all(row["seconds"] > 0 for row in step.values())
+    assert bench_step.peak_bytes(bench_step.make_trainer("qsft target", 4, tmp_path)) > 0
+    capture = bench_cache.capture_share(1, count=4, longest=16)
+    assert capture["bare forward (labels' logits)"]["share of least"] == 1.0
+    assert all(row["label tokens/s"] for row in capture.values())

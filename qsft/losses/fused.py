@@ -29,7 +29,7 @@ from qsft.losses.matmuls import (
     write_product,
 )
 from qsft.losses.positions import LabelTokens
-from qsft.losses.scores import chunked_label_logps
+from qsft.losses.scores import fused_label_logps
 from qsft.losses.slots import kernel_tile
 from qsft.losses.sums import SUM_NAMES, token_sums
 from qsft.targets.target import Target
@@ -91,10 +91,9 @@ def fused_target_loss(
     """
     if isinstance(labels, Tensor):
         labels = LabelTokens.of(labels)
-        if not labels.all_kept:
-            hidden = labels.rows(hidden)
-            teacher = None if teacher is None else teacher[labels.index]
-            side = None if side is None else side[labels.index]
+        hidden = labels.rows(hidden)
+        teacher = None if teacher is None else teacher.map(labels.rows)
+        side = None if side is None else side.map(labels.rows)
     labels.check(len(weight))
     if isinstance(teacher, TopK) and teacher.ids.shape[-1] > len(weight):
         raise ValueError(
@@ -156,8 +155,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> tuple[Tensor, Tensor, Gradients]:
     h_all, w = hidden.to(spec.compute), weight.to(spec.compute)
-    scores = (h_all, w, bias, spec.labels, spec.projection, spec.chunk, spec.stats)
-    spec = replace(spec, side=spec.target.prepare(spec.side, spec.teacher, lambda: chunked_label_logps(*scores)))
+    scores = (h_all, w, bias, spec.labels, spec.projection, spec.chunk)
+    spec = replace(spec, side=spec.target.prepare(spec.side, spec.teacher, lambda: fused_label_logps(*scores)))
     # Every row is written by the chunks below, the first of which overwrites; without any chunk they must be zeros.
     allocate = torch.empty_like if len(hidden) else torch.zeros_like
     grads: Gradients = tuple(  # type: ignore[assignment]
@@ -218,9 +217,8 @@ def _accumulate(grads: Gradients, grad: Float[Tensor, "n V"], h: Tensor, w: Tens
     if grad_bias is not None:
         columns = grad.sum(dim=0, dtype=grad_bias.dtype)
         grad_bias.copy_(grad_bias + columns if start else columns)
-    narrow = grad.to(w.dtype)
+    grad = grad.to(w.dtype)
     if grad_hidden is not None:
-        write_product(narrow, w, out=grad_hidden[start : start + len(h)])
+        write_product(grad, w, out=grad_hidden[start : start + len(h)])
     if grad_weight is not None:
-        wide = w.dtype == torch.float16  # see add_product
-        add_product(grad_weight, (grad if wide else narrow).t(), h, first=start == 0)
+        add_product(grad_weight, grad.t(), h, first=start == 0)

@@ -14,7 +14,7 @@ Floats that cross `forward` are carried as integers (`to_bits`), because ZeRO an
 import functools
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from qsft.losses.fused import fused_target_loss
+from qsft.losses.matmuls import Projection
 from qsft.losses.positions import LabelTokens
 from qsft.losses.scores import fused_label_logps
 from qsft.targets.target import Target
@@ -58,13 +59,7 @@ class Head:
 
     weight: Float[Tensor, "V H"]
     bias: Float[Tensor, " V"] | None
-    softcap: float | None
-    logit_scale: float
-
-    @property
-    def shape_of_logits(self) -> dict[str, Any]:
-        """The keywords that the fused functions take."""
-        return {"bias": self.bias, "softcap": self.softcap, "logit_scale": self.logit_scale}
+    projection: Projection
 
 
 def to_bits(values: Tensor) -> Tensor:
@@ -148,7 +143,7 @@ def output_head(model: nn.Module) -> Head:
     """The head of `model` as it is now: FSDP and PEFT replace parameters after the head was attached."""
     layer = output_layer(model)
     weight, bias = _whole(layer.weight), _whole(getattr(layer, "bias", None))
-    return Head(weight, bias, *logit_transform(base_causal_lm(model).config))
+    return Head(weight, bias, projection_of(base_causal_lm(model).config))
 
 
 def output_layer(model: nn.Module) -> Any:
@@ -160,8 +155,8 @@ def output_layer(model: nn.Module) -> Any:
     return layer.modules_to_save[active[0]] if active else layer.original_module
 
 
-def logit_transform(config: Any) -> tuple[float | None, float]:
-    """(soft-cap, factor) that a model applies to its logits, by the names the architectures use."""
+def projection_of(config: Any) -> Projection:
+    """Soft-cap and factor that a model applies to its logits, by the names the architectures use."""
     text = config.get_text_config()
 
     def first(*names: str) -> float | None:
@@ -171,7 +166,7 @@ def logit_transform(config: Any) -> tuple[float | None, float]:
     factor, divisor = first("logit_scale", "output_multiplier", "lm_head_multiplier"), first("logits_scaling")
     if factor is None and divisor is not None:  # Granite and MiniCPM3 divide by it, HyperCLOVA X multiplies
         factor = divisor if text.model_type == "hyperclovax" else 1.0 / divisor
-    return softcap, 1.0 if factor is None else factor
+    return Projection(softcap, 1.0 if factor is None else factor)
 
 
 def refuse_adapted_head(base: nn.Module) -> None:
@@ -213,7 +208,7 @@ def _target_loss(
     def fused(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         out = fused_target_loss(
             hidden, head.weight, tokens.to(hidden.device), target, teacher,
-            side=side, head_kernel=head_kernel, **head.shape_of_logits,
+            side=side, bias=head.bias, **asdict(head.projection), head_kernel=head_kernel,
         )  # fmt: skip
         return out.loss, out.sums  # a tuple: hooks look for tensors in it
 
@@ -226,7 +221,8 @@ def _label_logps(model: nn.Module, states: Tensor, labels: Tensor, count: int | 
     hidden, tokens = _label_rows(states, labels, count)
 
     def fused(hidden: Tensor, head: Head) -> Tensor:
-        return fused_label_logps(hidden, head.weight, tokens.to(hidden.device), **head.shape_of_logits)
+        tokens.check(len(head.weight))
+        return fused_label_logps(hidden, head.weight, head.bias, tokens.labels.to(hidden.device), head.projection)
 
     logps: Tensor = _in_output_layer(model, hidden, fused).to(tokens.index.device)
     after_first = logps.new_zeros(labels[:, 1:].shape)

@@ -79,10 +79,10 @@ def write_product(a: Float[Tensor, "n m"], b: Float[Tensor, "m k"], out: Float[T
 def add_product(total: Float[Tensor, "n k"], a: Tensor, b: Tensor, *, first: bool) -> None:
     """total += a·b, or total = a·b when it is the first, whatever `total` held (NaN too)."""
     beta = 0.0 if first else 1.0
-    if has_wide_products(a.device, b.dtype, total.dtype):
-        torch.ops.aten.addmm.dtype_out(total, a.to(b.dtype), b, total.dtype, beta=beta, out=total)
-    elif b.dtype == torch.bfloat16:
-        product = torch.mm(a.to(b.dtype), b)
+    if has_wide_products(a.device, a.dtype, total.dtype):
+        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, beta=beta, out=total)
+    elif a.dtype == torch.bfloat16:
+        product = torch.mm(a, b)
         total.copy_(product) if first else total.add_(product)
     else:  # float16 would overflow at a sum of 65,504, before any loss scale could help: it is widened
         total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta)

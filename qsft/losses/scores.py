@@ -5,40 +5,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qsft.losses.matmuls import Projection, compute_dtype, rows_per_block, tokens_per_chunk
-from qsft.losses.positions import LabelTokens
 from qsft.targets.view import TokenView
 
 
+@torch.no_grad()
 def fused_label_logps(
     hidden: Float[Tensor, "N H"],
     weight: Float[Tensor, "V H"],
-    labels: Int[Tensor, " N"] | LabelTokens,
-    *,
-    bias: Float[Tensor, " V"] | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
+    bias: Float[Tensor, " V"] | None,
+    labels: Int[Tensor, " N"],
+    projection: Projection,
     chunk: int | None = None,
 ) -> Float[Tensor, " N"]:
-    """log p_y of every label, without gradient and without full logits: one matmul in chunks."""
-    labels = LabelTokens.of(labels) if isinstance(labels, Tensor) else labels
-    labels.check(len(weight))
-    stats = torch.promote_types(torch.float32, hidden.dtype)
+    """log p_y of every label, none of them ignored, without gradient and without full logits: one matmul in chunks."""
+    compute, stats = compute_dtype(hidden, weight), torch.promote_types(torch.float32, hidden.dtype)
+    hidden, weight = hidden.to(compute), weight.to(compute)
     chunk = chunk or tokens_per_chunk(len(hidden), len(weight), stats)
-    compute, projection = compute_dtype(hidden, weight), Projection(softcap, logit_scale)
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        return chunked_label_logps(
-            hidden.to(compute), weight.to(compute), bias, labels.labels, projection, chunk, stats
-        )
-
-
-def chunked_label_logps(
-    h: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, projection: Projection, chunk: int, stats: torch.dtype
-) -> Float[Tensor, " N"]:
-    """The same with everything decided: dtypes cast, labels known."""
-    tile = h.new_empty((min(chunk, len(h)), len(w)), dtype=stats)
-    size = rows_per_block(len(w), stats, h.device.type)
-    logps = [h.new_empty(0, dtype=stats)]
-    for h_chunk, y in zip(h.split(chunk), labels.split(chunk)):
-        z = projection(h_chunk, w, bias, out=tile[: len(h_chunk)])
-        logps += [TokenView.of(*block).label_logp for block in zip(z.split(size), y.split(size))]
+    tile = hidden.new_empty((min(chunk, len(hidden)), len(weight)), dtype=stats)
+    size = rows_per_block(len(weight), stats, hidden.device.type)
+    logps = [hidden.new_empty(0, dtype=stats)]
+    with torch.autocast(hidden.device.type, enabled=False):
+        for h, y in zip(hidden.split(chunk), labels.split(chunk)):
+            z = projection(h, weight, bias, out=tile[: len(h)])
+            logps += [TokenView.of(*block).label_logp for block in zip(z.split(size), y.split(size))]
     return torch.cat(logps)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qsft.losses.matmuls import Projection, rows_per_block
 from qsft.losses.sums import token_sums
+from qsft.targets.did_you_mean import check_choice
 from qsft.targets.dist import Ghost, OneHot, Sparse, Student
 from qsft.targets.target import Mixture
 from qsft.targets.view import EMPTY, HOLE, TokenView, TopK
@@ -57,8 +58,7 @@ class SlotsOnly(Tensor):
 
 def takes_kernels(head_kernel: str, device: str) -> bool:
     """Whether the kernels run on this type of device; ValueError where they are asked for and cannot."""
-    if head_kernel not in HEAD_KERNELS:
-        raise ValueError(f"head_kernel = {head_kernel!r} is not one of {', '.join(map(repr, HEAD_KERNELS))}.")
+    check_choice("head_kernel", head_kernel, HEAD_KERNELS)
     there = find_spec("triton") is not None and (device == "cuda" or "TRITON_INTERPRET" in os.environ)
     if head_kernel == "triton" and not there:
         raise ValueError(

@@ -29,8 +29,8 @@ class SelfPrior:
 
     formula: ClassVar[str] = "π_θ"
 
-    def __call__(self, view: TokenView) -> Terms:
-        return [(torch.ones_like(view.lse), Student())]
+    def __call__(self, view: TokenView) -> Dist:
+        return Student()
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class UniformPrior:
 
     formula: ClassVar[str] = "1/V"
 
-    def __call__(self, view: TokenView) -> Terms:
-        return [(torch.ones_like(view.lse), Uniform(view.vocab_size))]
+    def __call__(self, view: TokenView) -> Dist:
+        return Uniform(view.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Teacher:
                 'temperature ≠ 1 needs tail="drop": a tempered teacher\'s mass outside its top-k is not known.'
             )
 
-    def __call__(self, view: TokenView) -> Terms:
+    def __call__(self, view: TokenView) -> Terms | Dist:
         teacher = view.need_teacher(*self.needs)
         if isinstance(teacher, Full):
-            return [(torch.ones_like(view.lse), Dense((teacher.logps / self.temperature).softmax(dim=-1)))]
+            return Dense((teacher.logps / self.temperature).softmax(dim=-1))
         if self.tail == "ghost":
             return with_ghost(view, teacher, teacher.logps, teacher.log_outside)
         return on_support(teacher, teacher.logps / self.temperature)
@@ -112,13 +112,13 @@ class Guided:
         """The exponents of student and teacher."""
         return (1.0 - self.eta if self.form == "geometric" else 1.0), self.eta
 
-    def __call__(self, view: TokenView) -> Terms:
+    def __call__(self, view: TokenView) -> Terms | Dist:
         """The guided residual under the tail rule, in log space throughout."""
         if self.eta == 0.0:
-            return SelfPrior()(view)
+            return Student()
         teacher = view.need_teacher("teacher")
         if isinstance(teacher, Full):
-            return [(torch.ones_like(view.lse), Dense(self._dense(view, teacher)))]
+            return Dense(self._blend(view.logits, teacher.logps).softmax(dim=-1))
         log_weights = self._blend(view.logp_at(teacher.ids), teacher.logps)
         if self.tail == "drop":
             return on_support(teacher, log_weights)
@@ -128,11 +128,7 @@ class Guided:
     def _blend(self, student: Tensor, teacher: Tensor) -> Tensor:
         """a·log p + b·log t; a student power of 0 leaves log p out, since 0·−inf is NaN."""
         a, b = self.powers
-        return b * teacher if a == 0.0 else a * student + b * teacher
-
-    def _dense(self, view: TokenView, teacher: Full) -> Float[Tensor, "N V"]:
-        a, b = self.powers
-        return torch.add(b * teacher.logps, view.logits, alpha=a).softmax(dim=-1)
+        return b * teacher if a == 0.0 else torch.add(b * teacher, student, alpha=a)
 
     @property
     def formula(self) -> str:

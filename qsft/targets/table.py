@@ -2,10 +2,9 @@
 
 import inspect
 
-from qsft.targets.did_you_mean import did_you_mean
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
-from qsft.targets.zoo import TARGETS
+from qsft.targets.zoo import TARGETS, make_target
 
 COLUMNS = ("name", "γ", "π̃", "scale", "hyper-parameters", "needs", "reference")
 COMBINING = "\u0303"  # the tilde of π̃, which takes no width
@@ -13,11 +12,8 @@ COMBINING = "\u0303"  # the tilde of π̃, which takes no width
 
 def entry(name: str) -> dict[str, str]:
     """The table's row for a named target with its default hyper-parameters: the COLUMNS, and its title."""
-    if name not in TARGETS:
-        raise ValueError(f"there is no target {name!r}.{did_you_mean(name, TARGETS)} `qsft targets` lists them.")
-    build = TARGETS[name]
+    target, build = make_target(name), TARGETS[name]
     title, _, reference = " ".join((build.__doc__ or "").split()).removesuffix(")").rpartition(" (")
-    target = build()
     hparams = ", ".join(f"{p.name}={p.default}" for p in inspect.signature(build).parameters.values())
     needs = ", ".join(sorted(target.needs))
     cells = (name, *map(_formula, target.parts), hparams or "–", needs or "–", reference)

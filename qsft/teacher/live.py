@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qsft.losses.head import Head, base_causal_lm, label_states, output_head
-from qsft.losses.matmuls import Projection, tokens_per_chunk
+from qsft.losses.matmuls import tokens_per_chunk
 from qsft.losses.self_check import evaluating
 from qsft.targets.view import Full, TopK
 
@@ -144,22 +144,22 @@ def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tupl
     No states at all give one empty tile.
     """
     head = output_head(model)
-    project = Projection(head.softcap, head.logit_scale)
     chunk = max(1, tokens_per_chunk(len(hidden), len(head.weight), torch.float32))
     tile = hidden.new_empty(min(chunk, len(hidden)), len(head.weight), dtype=torch.float32)
     for start in range(0, max(len(hidden), 1), chunk):
         states = hidden[start : start + chunk].to(head.weight.dtype)
-        yield slice(start, start + chunk), _project(project, states, head, tile[: len(states)])
+        yield slice(start, start + chunk), _project(states, head, tile[: len(states)])
 
 
-def _project(project: Projection, states: Tensor, head: Head, out: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+def _project(states: Tensor, head: Head, out: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
     """The logits in float32; on a CPU, which would round products of bf16, a piece of the head is widened at a time."""
     if states.device.type != "cpu" or states.dtype == torch.float32:
-        return project(states, head.weight, head.bias, out)
+        return head.projection(states, head.weight, head.bias, out)
     wide = states.float()
     for start in range(0, len(head.weight), WIDENED_ROWS):
         rows = slice(start, start + WIDENED_ROWS)
-        project(wide, head.weight[rows].float(), None if head.bias is None else head.bias[rows].float(), out[:, rows])
+        bias = None if head.bias is None else head.bias[rows].float()
+        head.projection(wide, head.weight[rows].float(), bias, out[:, rows])
     return out
 
 

@@ -281,7 +281,7 @@ def test_label_logps_equal_log_softmax(block, monkeypatch):
     blocks_of(monkeypatch, block, weight)
     logits = torch.tanh((hidden @ weight.t() + bias) * 0.5 / 3) * 3
     want = logits.log_softmax(-1).gather(-1, batch.labels[:, None])[:, 0]
-    got = fused_label_logps(hidden, weight, batch.labels, bias=bias, softcap=3.0, logit_scale=0.5, chunk=4)
+    got = fused_label_logps(hidden, weight, bias, batch.labels, matmuls.Projection(3.0, 0.5), chunk=4)
     torch.testing.assert_close(got, want.detach())
     assert not got.requires_grad
 

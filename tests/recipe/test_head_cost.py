@@ -5,7 +5,7 @@ import torch
 
 from qsft import TopK, fused_target_loss, make_target
 from qsft.losses import matmuls
-from qsft.recipe.head_cost import GPUS, PUBLISHED_MATMULS, PUBLISHED_SHAPE, head_cost, head_lines
+from qsft.recipe.head_cost import GPUS, PUBLISHED_MATMULS, PUBLISHED_SHAPE, head_bytes, head_cost, head_lines
 
 H100 = "H100"
 
@@ -33,13 +33,19 @@ def test_the_peak_is_what_the_torch_path_holds(profiled_peak, monkeypatch):
     tokens, hidden, vocabulary = 128, 64, 8000
     monkeypatch.setattr(matmuls, "TILE_BYTES", 64 * vocabulary * 4)
     monkeypatch.setattr(matmuls, "CPU_BLOCK_BYTES", 8 * vocabulary * 4)
-    monkeypatch.setattr(matmuls, "GPU_BLOCK_BYTES", 8 * vocabulary * 4)
     h, w = (torch.randn(n, hidden).bfloat16().requires_grad_() for n in (tokens, vocabulary))
     labels = torch.randint(vocabulary, (tokens,))
     teacher = TopK(torch.randint(vocabulary, (tokens, 4)), torch.randn(tokens, 4).log_softmax(-1))
     measured = profiled_peak(lambda: fused_target_loss(h, w, labels, make_target("target"), teacher).loss.backward())
-    modelled = head_cost(tokens, hidden, vocabulary, H100, kernels=False).peak
+    modelled = head_bytes(tokens, hidden, vocabulary, top_k=4, device="cpu")
     assert modelled == pytest.approx(measured, rel=0.25)
+
+
+def test_with_kernels_the_head_holds_a_tile_and_two_gradients():
+    tokens, hidden, vocabulary = PUBLISHED_SHAPE
+    held = 4 * (4096 * vocabulary + vocabulary * hidden + tokens * hidden)
+    assert head_cost(*PUBLISHED_SHAPE, H100).peak == held
+    assert held / 2**30 == pytest.approx(4.8, abs=0.05)
 
 
 def test_the_lines_name_the_gpus_and_say_that_it_is_a_model():

@@ -66,7 +66,7 @@ def test_a_projection_that_is_wrong_shows_though_it_made_the_cache(build, docume
     from qsft.losses import head
     from qsft.teacher import capture
 
-    monkeypatch.setattr(head, "logit_transform", lambda config: (None, 0.5))
+    monkeypatch.setattr(head, "projection_of", lambda config: head.Projection(None, 0.5))
     with pytest.raises(ValueError, match="does not know how Qwen2ForCausalLM turns hidden states into logits"):
         build(documents(20))
     monkeypatch.setattr(capture, "check_teacher_head", lambda model, **inputs: None)

@@ -82,10 +82,11 @@ notebook: $(VENV)/.installed-notebook  ## run the notebooks from top to bottom
 	rm -rf $(VENV)/notebook && mkdir -p $(VENV)/notebook && cp notebooks/*.ipynb $(VENV)/notebook/
 	$(BIN)/python -m nbconvert --to notebook --execute --inplace $(VENV)/notebook/*.ipynb
 
-site: $(VENV)/.installed-site  ## the guide, as pages in $(VENV)/site
-	$(BIN)/python -m mkdocs build --strict --quiet --site-dir $(VENV)/site
+site: $(VENV)/.installed-site  ## the guide, as pages in .venv/site (its search needs a server)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir $(VENV)/site
+	@echo "built: open $(VENV)/site/index.html, or with search: $(PYTHON) -m http.server -d $(VENV)/site"
 
-docs: $(VENV)/.installed-test  ## write the generated parts of the README anew
+docs: $(VENV)/.installed-test  ## write the generated parts of README and guide anew
 	$(BIN)/python tests/readme.py --write
 
 pictures: $(VENV)/.installed-test  ## take the README's and the guide's pictures anew, from the demo (needs chromium)

@@ -32,13 +32,6 @@ README_BLOCKS = {
     "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target": "",
     "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target --paper numina_qwen_math_1p5b": "",
     "qsft report": "",
-    # A random model answers nothing right, so every response is taken; tests/curate verifies for real.
-    "qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --n 8": (
-        f"{TINY} --n 2 --max_new_tokens 64 --temperature 3 --verifier readme:takes_everything"
-    ),
-    "qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft": (
-        f"{LOCAL} --output_dir runs/numina-rft"
-    ),
     "qsft explore targets": "",
     "qsft explore tokens numina_qwen_math_1p5b": f"{TINY} --n 2",
     "qsft explore alignment numina_qwen_math_1p5b": f"{TINY} --n 4",
@@ -50,16 +43,8 @@ README_PROSE = {
     "qsft demo --noise 0": "--quick --targets sft target",
     "qsft demo --worlds": "--help",  # a slow test of tests/demo runs it
     "qsft demo --wrong-teacher": "--quick --targets dft target",
-    "qsft demo --methods rft,star,grape,critical": "--help",  # minutes: a slow test of tests/demo runs it
     "qsft explore alignment": "--help",  # the block has it whole
-    "qsft explore tokens": "--help",
-    "qsft explore targets": "--help",
-    "qsft report": "--help",
-    "qsft plan RECIPE": "--help",
-    "qsft compare base RUN RUN": "--help",
-    "qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target": "--dry_run",
-    "qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid,target eta=0.2,0.5,1.0 c=0.2,0.5,0.8,1.0": "--dry_run",
-    "qsft sweep openr1_qwen_math_1p5b --grid target=target_constant,target_mixture c=0.2,0.5,1.0": "--dry_run",
+    "qsft curate": "--help",  # the guide has it whole
 }
 
 

@@ -1,30 +1,57 @@
-"""The README's parts that are generated, and its snippets for the tests that run them.
+"""The parts of README and guide that are generated, and their snippets for the tests that run them.
 
 `python tests/readme.py --write` (make docs) writes the generated parts anew; a test fails when they are stale.
 """
 
+import json
 import re
 import sys
 from pathlib import Path
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+REPO = Path(__file__).resolve().parent.parent
+README = REPO / "README.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def generated() -> dict[str, str]:
-    """The text between `<!-- name -->` and `<!-- /name -->`, by name."""
+def targets() -> str:
+    """The table of targets."""
     from qsft.targets import table
 
-    return {"targets": table.markdown()}
+    return table.markdown()
 
 
-def refreshed(text: str) -> str:
-    """`text` with its generated parts as they should be."""
-    for name, body in generated().items():
+def sizes() -> str:
+    """The table of a cache's size, from the figures that the benchmark left."""
+    lines = [
+        "| encoding | mean k | bytes per label token | KL | NuminaMath sample | 1 B label tokens |",
+        "|---" * 6 + "|",
+    ]
+    for name, one in results("cache")["encodings"].items():
+        size = one["bytes/label token"]
+        encoding, *option = (f"`{part}`" for part in name.split(", "))
+        cells = [f"{one['mean k']:.0f}", f"{size:.0f}", f"{float(one['KL']):.0e}".replace("e-0", "e-")]
+        cells += [f"{27.0336e6 * size / 1e9:.1f} GB", f"{size:.0f} GB"]
+        lines.append(f"| {' | '.join([', '.join([encoding, *option]), *cells])} |")
+    return "\n".join(lines)
+
+
+def results(name: str) -> dict:
+    """What a benchmark wrote into its committed file."""
+    return json.loads((REPO / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+# The text between `<!-- name -->` and `<!-- /name -->` of a page, by name.
+GENERATED = {README: {"targets": targets}, REPO / "docs" / "cache.md": {"sizes": sizes}}
+
+
+def refreshed(page: Path) -> str:
+    """A page's text with its generated parts as they should be."""
+    text = page.read_text(encoding="utf-8")
+    for name, body in GENERATED[page].items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text, count = pattern.subn(lambda m, body=body: f"{m[1]}{body}\n{m[2]}", text)
+        text, count = pattern.subn(lambda m, body=body: f"{m[1]}{body()}\n{m[2]}", text)
         if count != 1:
-            raise SystemExit(f"README.md has {count} parts between <!-- {name} --> and <!-- /{name} -->, not one")
+            raise SystemExit(f"{page} has {count} parts between <!-- {name} --> and <!-- /{name} -->, not one")
     return text
 
 
@@ -78,8 +105,8 @@ def takes_everything(response: str, row: dict) -> bool:
 
 
 if __name__ == "__main__":
-    before = README.read_text(encoding="utf-8")
-    after = refreshed(before)
-    if "--write" in sys.argv:
-        README.write_text(after, encoding="utf-8")
-    sys.exit(0 if "--write" in sys.argv or after == before else "README.md is stale: run `make docs`")
+    stale = [page for page in GENERATED if refreshed(page) != page.read_text(encoding="utf-8")]
+    if "--write" not in sys.argv:
+        sys.exit(f"{', '.join(page.name for page in stale)}: stale, run `make docs`" if stale else 0)
+    for page in stale:
+        page.write_text(refreshed(page), encoding="utf-8")

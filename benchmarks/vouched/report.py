@@ -61,7 +61,7 @@ def verdict(scores: Scores) -> str:
     if not means:
         return "No pick yet: the candidates have not run on all pick seeds."
     winner = max(means, key=lambda name: means[name])
-    lines = [f"Picked on seeds 0–2: {winner} ({', '.join(f'{name} {means[name]:.2f}' for name in CANDIDATES)})."]
+    lines = [f"Picked on seeds 0–2: {winner} ({', '.join(f'{name} {means[name]:.2f}' for name in CANDIDATES)}).\n"]
     earned = True
     for world in JUDGED:
         rivals = ("target",) if world == "right" else ("target", "beyond_log")
@@ -77,7 +77,7 @@ def verdict(scores: Scores) -> str:
             f"- {world}: {100 * gain.mean:+.2f} points against {best} (95 % {100 * gain.low:+.2f} to "
             f"{100 * gain.high:+.2f}, {len(seeds)} of {len(JUDGE)} seeds): {'holds' if holds else 'fails'}"
         )
-    return "\n".join([*lines, f"{winner} {'earns' if earned else 'does not earn'} a row by the protocol."])
+    return "\n".join([*lines, f"\n{winner} {'earns' if earned else 'does not earn'} a row by the protocol."])
 
 
 def averages(scores: Scores, seeds: Sequence[int], world: str, method: str) -> list[float]:

@@ -27,12 +27,26 @@ RUN = {
     "qsft train numina_qwen_math_1p5b": f"{TINY} --save_steps 2",
     "qsft train numina_qwen_math_1p5b --resume_from_checkpoint last": f"{TINY} --save_steps 2",
     "qsft eval RECIPE --limit 100 --n 4": SAMPLES,
+    # A random model answers nothing right, so every response is taken; tests/curate verifies for real.
+    "qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --n 8": (
+        f"{TINY} --n 2 --max_new_tokens 64 --temperature 3 --verifier readme:takes_everything"
+    ),
+    "qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft": (
+        f"{LOCAL} --output_dir runs/numina-rft"
+    ),
+    "qsft curate rft --help": "",
+    "qsft plan RECIPE": "",
+    "qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target": "--dry_run",
+    "qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid,target eta=0.2,0.5,1.0 c=0.2,0.5,0.8,1.0": "--dry_run",
+    "qsft sweep openr1_qwen_math_1p5b --grid target=target_constant,target_mixture c=0.2,0.5,1.0": "--dry_run",
 }
 # … and those that are only parsed, with the reason.
 PARSED = {
     "qsft eval runs/numina_qwen_math_1p5b-target --backend vllm "
     "--engine gpu_memory_utilization=0.8 enforce_eager=true": "needs vLLM: tests/vllm samples with it",
     "accelerate launch recipes/NAME.yaml": "NAME is the reader's: the README launches one",
+    "qsft compare base RUN RUN": "any runs: the README compares two",
+    "qsft demo --methods rft,star,grape,critical": "takes minutes: a slow test of tests/demo runs it",
 }
 
 # What makes a snippet small and local, as in test_readme.py; every text must occur in its page.

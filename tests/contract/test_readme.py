@@ -171,7 +171,7 @@ def measured():
         f"{compact['bytes/label token']:.0f} bytes",
         f"KL {float(compact['KL']):.0e}".replace("-0", "-"),
     )
-    yield "`compact` cache", f"{lookups / 1e6:.1f} M label tokens/s"
+    yield "`compact` cache", f"{lookups / 1e6:.1f} M label tokens looked up"
     first, second = (cache["starting"][f"{which} start"] for which in ("first", "second"))
     yield "starting with", f"{first['M tokens/CPU s']:.0f} M tokens", f"{second['s']:.2f} s"
     share = cache["parts"]["exact"]

@@ -82,6 +82,8 @@ def console():
 
 def test_every_page_with_a_snippet_is_run():
     assert {page.name for page in PAGES if code(page)} == set(REPLACED)
+    wide = [line for page in PAGES for line in code(page).splitlines() if len(line) > 82]
+    assert not wide, "wider than a page of the site"
 
 
 @pytest.mark.parametrize("name", REPLACED)

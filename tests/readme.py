@@ -61,8 +61,9 @@ def snippets(language: str, page: Path = README) -> list[str]:
 
 
 def commands(page: Path = README) -> list[str]:
-    """The shell commands of a page, without their comments."""
-    lines = [line.split(" #")[0].strip() for block in snippets("bash", page) for line in block.splitlines()]
+    """The shell commands of a page, each on one line and without its comment."""
+    blocks = [re.sub(r" *\\\n *", " ", block) for block in snippets("bash", page)]
+    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 

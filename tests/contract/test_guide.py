@@ -82,7 +82,10 @@ def console():
 
 def test_every_page_with_a_snippet_is_run():
     assert {page.name for page in PAGES if code(page)} == set(REPLACED)
-    wide = [line for page in PAGES for line in code(page).splitlines() if len(line) > 82]
+    blocks = [
+        block for page in PAGES for name in ("python", "bash", "console") for block in readme.snippets(name, page)
+    ]
+    wide = [line for block in blocks for line in block.splitlines() if len(line) > 82]
     assert not wide, "wider than a page of the site"
 
 

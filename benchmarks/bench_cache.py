@@ -28,8 +28,8 @@ from datasets import Array2D, Dataset, Features, Sequence, Value, load_from_disk
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.measure import DEVICE, GPU, print_table, wait_for_device, write_json
-from qsft.teacher import batches, capture, live
-from qsft.teacher.batches import Plan, pad_documents, plan_capture
+from qsft.teacher import capture, live, pipeline
+from qsft.teacher.batches import Plan, plan_capture
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents, document_key
 from qsft.teacher.encoding import ENCODINGS, Rows, canonical, truncate
@@ -37,8 +37,8 @@ from qsft.teacher.identity import Identity
 from qsft.teacher.live import logit_tiles, predicting_states
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import create_manifest
+from qsft.teacher.pipeline import ShardWriter, pad_documents
 from qsft.teacher.shards import VERSION, Draft, Entry, Facts, encoding_kl
-from qsft.teacher.writer import ShardWriter
 
 K, VOCABULARY = 64, 151_936
 SIZES_GB = (1e6, 1e8, 1e9)
@@ -150,7 +150,7 @@ def capture_parts(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
     The forward is the least a capture must do; what it does once (identity, check of the head) is left out.
     """
     data, model, words, table = documents(count, longest), teacher(), tokenizer(), {}
-    parts = {"top-k": (live, "_best"), "padding": (batches, "pad_documents")}
+    parts = {"top-k": (live, "_best"), "padding": (pipeline, "pad_documents")}
     parts |= {"encoding": (ShardWriter, "_add"), "writing": (ShardWriter, "_publish")}
     for encoding in ENCODINGS:
         shares = []

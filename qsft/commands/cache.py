@@ -97,14 +97,14 @@ def _build_options(args: argparse.Namespace, given: dict[str, Any]) -> Any:
 
 def run_info(args: argparse.Namespace) -> None:
     """Print identity and measured facts."""
-    from qsft.teacher.cache_report import describe
+    from qsft.teacher.verify import describe
 
     print(describe(args.directory))
 
 
 def run_verify(args: argparse.Namespace) -> int:
     """Check the files, and with a teacher the values; 0 when all is well, 1 when not."""
-    from qsft.teacher.cache_report import verify_files, verify_values
+    from qsft.teacher.verify import verify_files, verify_values
 
     sound, said = verify_files(args.directory, drop=args.drop)
     print(said)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from qsft.files import NoSpace, make_directory, probe, publish, shown
 from qsft.losses.self_check import evaluating
-from qsft.processes import is_main, rank, world_size
+from qsft.processes import is_main
 from qsft.progress import Progress
-from qsft.teacher.batches import MEETING_SECONDS, Plan, plan_capture, ready_batches, require_shared, wait_for_others
+from qsft.teacher.batches import MEETING_SECONDS, Plan, plan_capture, require_shared, wait_for_others
 from qsft.teacher.documents import Documents
 from qsft.teacher.encoding import Rows, row_bytes
 from qsft.teacher.identity import (
@@ -35,11 +35,10 @@ from qsft.teacher.identity import (
 )
 from qsft.teacher.live import check_teacher_head, input_device, teacher_rows
 from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST, create_manifest, recover_manifest, refresh_manifest, remember
-from qsft.teacher.pace import Pace
-from qsft.teacher.shards import VERSION, published
+from qsft.teacher.manifest import create_manifest, recover_manifest, refresh_manifest, remember
+from qsft.teacher.pipeline import Computed, Pace, ShardWriter, ready_batches
+from qsft.teacher.shards import VERSION
 from qsft.teacher.source import TeacherSource, dtype_name, head_rows
-from qsft.teacher.writer import Computed, ShardWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,9 +107,8 @@ def _open_matching(
     path: Path, source: TeacherSource, vocabulary: Vocabulary, settings: dict[str, Any]
 ) -> TeacherCache | None:
     """The cache that is there already, if this capture may continue it."""
-    if not (path / MANIFEST).is_file() and not published(path):
+    if not recover_manifest(path):
         return None
-    recover_manifest(path)
     cache = TeacherCache(path)
     identity = cache.manifest.identity
     refuse_other_settings(identity, path, **settings | {"k": min(settings["k"], identity.vocab_size)})
@@ -166,8 +164,8 @@ class Capture:
     def run(self, shard_bytes: int, progress: bool) -> None:
         """Compute and publish this process's batches."""
         self._require_space()
-        mine = [batch for batch in self.plan.batches[rank() :: world_size()] if self.missing[batch].any()]
-        total, show = sum(int(self.missing[batch].sum()) for batch in mine), progress and is_main()
+        mine = self.plan.left(self.missing)
+        total, show = sum(map(len, mine)), progress and is_main()
         pace = Pace(input_device(self.model), show)
         try:
             with (
@@ -189,12 +187,11 @@ class Capture:
             inputs = {name: tensor.to(device) for name, tensor in padded.items()}
             if number == 0:
                 check_teacher_head(self.model, **{name: inputs[name] for name in ("input_ids", "attention_mask")})
-            keys, wanted = [key.tobytes() for key in self.plan.keys[batch]], self.missing[batch]
-            counts = self.plan.labels[batch]
-            writer.put(Computed(self._rows(inputs), keys, documents, counts.tolist(), wanted.tolist()))
-            tokens += int(counts[wanted].sum())
+            keys, counts = [key.tobytes() for key in self.plan.keys[batch]], self.plan.labels[batch].tolist()
+            writer.put(Computed(self._rows(inputs), keys, documents, counts))
+            tokens += sum(counts)
             rate = f"{bar.per_second(tokens):,.0f} label tokens/s, {writer.bytes_written / 1e6:,.1f} MB"
-            bar.advance(int(wanted.sum()), rate)
+            bar.advance(len(batch), rate)
             pace.advise(bar.seconds)
 
     def _rows(self, inputs: dict[str, Tensor]) -> Rows:

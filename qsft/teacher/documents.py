@@ -48,7 +48,6 @@ class Overview(NamedTuple):
     """What a capture and a lookup need to know of every document, without its tokens."""
 
     keys: np.ndarray  # uint8 [n, 16]
-    lengths: np.ndarray
     labels: np.ndarray  # label positions of each
     id_range: tuple[int, int]  # lowest and highest token id, labels included
 
@@ -84,7 +83,7 @@ class Documents(Sequence[Document]):
 
     @cached_property
     def overview(self) -> Overview:
-        """Keys, lengths and label counts of all documents, in one pass over the tokens."""
+        """Keys and label counts of all documents, in one pass over the tokens."""
         keys, counts = np.zeros((len(self), 16), np.uint8), np.zeros(len(self), np.int64)
         low, high = 0, 0
         # In the order of memory, so that a shuffled data set is read like one that is not.
@@ -96,7 +95,7 @@ class Documents(Sequence[Document]):
             high = max(high, ids.max(initial=0), targets.max(initial=0))
             digests = (_key(ids[a:b], labels[a:b]) for a, b in pairwise(bounds.tolist()))
             keys[places] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
-        return Overview(keys, self.lengths, counts, (int(low), int(high)))
+        return Overview(keys, counts, (int(low), int(high)))
 
     @cached_property
     def digest(self) -> str:

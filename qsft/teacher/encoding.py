@@ -13,7 +13,7 @@ docs/cache_format.md says it byte by byte. Version 1 had no tail; it is decoded,
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -113,10 +113,13 @@ class Codec(ABC):
             raise ValueError("a row holds a log-prob above 0 or NaN")
         return Rows(self._pad(ids, counts, 0), self._pad(logps, counts, -np.inf), label_logp, log_tail)
 
-    def is_implausible(self, rows: int, size: int) -> bool:
-        """Whether `size` bytes that claim so many rows would make a reader allocate far more than they hold."""
+    def is_implausible(self, rows: Any, size: Any) -> Any:
+        """Whether `size` bytes that claim so many rows would make a reader allocate far more than they hold.
+
+        Of numbers, or of arrays of them.
+        """
         cells = rows * self.k
-        return cells > MOST_CELLS or (cells > FREE_CELLS and cells > CELLS_PER_BYTE * size)
+        return (cells > MOST_CELLS) | ((cells > FREE_CELLS) & (cells > CELLS_PER_BYTE * size))
 
     @property
     def _count(self) -> str:

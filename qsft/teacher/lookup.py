@@ -6,7 +6,6 @@ or the packing. Row t describes the distribution of token t given the tokens bef
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,9 @@ import torch
 from qsft.targets.view import TopK
 from qsft.teacher.documents import Documents, Tokens, document_key, label_positions
 from qsft.teacher.encoding import Rows
-from qsft.teacher.identity import Identity, Vocabulary, refuse_other_tokenizer, refuse_small_head
+from qsft.teacher.identity import Vocabulary, refuse_other_tokenizer, refuse_small_head
 from qsft.teacher.manifest import is_complete, read_manifest, remember
-from qsft.teacher.shards import Shard, damaged, published
+from qsft.teacher.shards import Shard, published
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -159,9 +158,7 @@ class TeacherCache:
 
     def _open(self, path: Path) -> Shard:
         shard = Shard(path)
-        Identity.read(shard.identity)
-        if (shard.version, shard.identity) != (self.manifest.version, asdict(self.manifest.identity)):
-            raise damaged(path, "it was made by another capture than the manifest's (teacher, k, encoding or version)")
+        self.manifest.refuse_foreign(shard)
         shard.check_sizes(self._codec)
         return shard
 

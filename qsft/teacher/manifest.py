@@ -25,7 +25,7 @@ from qsft.fingerprints import digest, digest_json
 from qsft.processes import is_main
 from qsft.teacher.documents import Documents
 from qsft.teacher.identity import Identity
-from qsft.teacher.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, damaged, published
+from qsft.teacher.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, WrittenSo, damaged, published, shard_name
 
 MANIFEST, REMEMBERED = "manifest.json", "complete.json"
 FORMAT = "qsft teacher cache"
@@ -62,6 +62,15 @@ class Manifest:
             if path.stat().st_size != entry["bytes"]:
                 raise damaged(path, f"it has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
 
+    def refuse_foreign(self, shard: Shard) -> None:
+        """WrittenSo for a shard of another cache, which --drop must not remove."""
+        if (shard.version, shard.identity) != (self.version, asdict(self.identity)):
+            raise WrittenSo(
+                f"{shard_name(shard.path)} is sound, but {MANIFEST} describes another capture (teacher, k, encoding or "
+                "version). One of the two is out of place, so `qsft cache verify --drop` removes neither: move the "
+                f"shard to the cache it came from, or {MANIFEST} away, which is then written anew from the shards."
+            )
+
 
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a cache, or a ValueError that says why it is none."""
@@ -96,16 +105,19 @@ def create_manifest(directory: Path, identity: Identity, version: int = VERSION)
     return read_manifest(directory)
 
 
-def recover_manifest(directory: Path) -> None:
-    """Write a lost manifest again: every shard knows the cache's identity."""
+def recover_manifest(directory: Path) -> bool:
+    """Whether there is a manifest, after a lost one was written again: every shard knows the cache's identity."""
     shards = published(directory)
     if shards and not (directory / MANIFEST).is_file():
         first = Shard(shards[0])
         create_manifest(directory, Identity.read(first.identity), first.version)
+    return (directory / MANIFEST).is_file()
 
 
 def refresh_manifest(directory: Path) -> None:
     """Bring the list of shards and the measured facts up to date; nothing is written when they are."""
+    if not recover_manifest(directory):
+        return
     manifest, shards = read_manifest(directory), [Shard(path) for path in published(directory)]
     sizes = [(len(shard), int(shard.rows.sum()), shard.path.stat().st_size) for shard in shards]
     entries = {shard.path.name: dict(zip(SIZES, size)) for shard, size in zip(shards, sizes)}

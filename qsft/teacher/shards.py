@@ -38,10 +38,19 @@ class DamagedShard(ValueError):
     why = ""
 
 
+class WrittenSo(ValueError):
+    """A shard that cannot be used though its bytes are the ones that were written: not damage, so never removed."""
+
+
+def shard_name(path: Path) -> str:
+    """A shard as errors name it."""
+    return f"shard {path.name} of the teacher cache {path.parent}"
+
+
 def damaged(path: Path, why: str) -> DamagedShard:
     """The error that names the shard and the commands that rebuild it alone."""
     error = DamagedShard(
-        f"shard {path.name} of the teacher cache {path.parent} is damaged: {why}. Run `qsft cache verify "
+        f"{shard_name(path)} is damaged: {why}. Run `qsft cache verify "
         f"{path.parent} --drop` to remove it, then the same `qsft cache build`: only what is lost is computed."
     )
     error.why = why
@@ -225,9 +234,9 @@ class Shard:
 
     def check_sizes(self, codec: Codec) -> None:
         """DamagedShard when a document claims so many rows that reading them would exhaust the memory."""
-        for rows, size in set(zip(self.rows.tolist(), np.diff(self._offsets).tolist())):
-            if codec.is_implausible(rows, size):
-                raise damaged(self.path, f"{size} bytes claim {rows} rows of k={codec.k} slots")
+        sizes = np.diff(self._offsets)
+        for i in np.flatnonzero(codec.is_implausible(self.rows.astype(np.int64), sizes))[:1]:
+            raise damaged(self.path, f"{sizes[i]} bytes claim {self.rows[i]} rows of k={codec.k} slots")
 
 
 def checksum(key: bytes, rows: int, payload: Any) -> int:

@@ -1,4 +1,4 @@
-"""Is a cache what was written, and does it say what its teacher says?
+"""Is a cache what was written, and does it say what its teacher says? And what `qsft cache` prints about it.
 
 `verify_cache` reads every checksum and bound of every file. `compare_with_teacher` computes sampled documents again by
 the model's own forward, not by the projection that made the cache, and compares them with the cached rows at shifts
@@ -16,31 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from qsft.files import shown
 from qsft.fingerprints import digest, file_digest
 from qsft.losses.self_check import evaluating
 from qsft.targets.view import TopK
 from qsft.teacher.documents import document_key, label_positions
-from qsft.teacher.identity import VOCABULARY, Identity
+from qsft.teacher.identity import VOCABULARY, Identity, teacher_difference
 from qsft.teacher.live import input_device, own_logits
 from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import (
-    MANIFEST,
-    REMEMBERED,
-    Manifest,
-    is_damaged,
-    read_manifest,
-    recover_manifest,
-    refresh_manifest,
-)
-from qsft.teacher.shards import DamagedShard, Shard, damaged, published
+from qsft.teacher.manifest import MANIFEST, REMEMBERED, Manifest, is_damaged, read_manifest, refresh_manifest
+from qsft.teacher.shards import DamagedShard, Shard, WrittenSo, damaged, published, shard_name
+from qsft.teacher.source import TeacherSource
 
 SHIFTS = (-1, 0, 1)
 CONFIDENCE = 0.95
 Sampled = tuple[np.ndarray, np.ndarray]  # input_ids and labels of a document
-
-
-class WrittenSo(ValueError):
-    """A shard that cannot be used though its bytes are the ones that were written: not damage, so never removed."""
 
 
 @dataclass
@@ -72,9 +62,7 @@ class Verification:
             with suppress(OSError):  # a directory that is not empty is not ours to remove
                 path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
         if not self.kept and all(path.is_file() for path in published(self.path)):
-            recover_manifest(self.path)
-            if (self.path / MANIFEST).is_file():
-                refresh_manifest(self.path)
+            refresh_manifest(self.path)
         return self.documents
 
 
@@ -125,27 +113,21 @@ def _sound_shard(path: Path, manifest: Manifest | None) -> Shard:
         raise damaged(path, "it is not a regular file")
     if file_digest(path) != path.stem:
         raise damaged(path, "its bytes do not have the digest that is its name")
-    name = f"shard {path.name} of the teacher cache {path.parent}"
     try:
         shard = Shard(path)
-        identity = Identity.read(shard.identity)
-        codec = identity.codec(shard.version)
+        codec = Identity.read(shard.identity).codec(shard.version)
         shard.check_sizes(codec)
         for document in range(len(shard)):
             shard.read(document, codec)
         _check_samples(shard)
     except ValueError as error:
         raise WrittenSo(
-            f"{name} has the digest that is its name, so these bytes were written so, but not by a capture: "
+            f"{shard_name(path)} has the digest that is its name, so these bytes were written so, but by no capture: "
             f"{getattr(error, 'why', error)}. No rebuild could bring it back, so --drop leaves it: see who wrote it, "
             "move it away, then rerun the same `qsft cache build`, which computes its documents anew."
         ) from error
-    if manifest is not None and (shard.version, identity) != (manifest.version, manifest.identity):
-        raise WrittenSo(
-            f"{name} is sound, but {MANIFEST} describes another capture "
-            "(teacher, k, encoding or version). One of the two is out of place, so --drop removes neither: move the "
-            f"shard to the cache it came from, or {MANIFEST} away, which is then written anew from the shards."
-        )
+    if manifest is not None:
+        manifest.refuse_foreign(shard)
     return shard
 
 
@@ -230,3 +212,69 @@ def _compare(logps: Tensor, cached: TopK) -> tuple[Tensor, Tensor]:
     inside = torch.where(slots.live, mass * (slots.logps - live), 0.0).sum(dim=-1)
     tail, live_tail = ((1 - m.sum(dim=-1)).clamp(min=1e-9) for m in (mass, live_mass))
     return inside + tail * (tail / live_tail).log(), logps.argmax(dim=-1) == slots.ids[:, 0]
+
+
+# ---- what `qsft cache` says ----
+
+
+def describe(directory: str | Path) -> str:
+    """Identity and measured facts."""
+    cache = TeacherCache(directory)
+    identity, teacher = cache.manifest.identity, cache.manifest.identity.teacher
+    rows = [
+        ("teacher", f"{teacher.get('name')}{' @ ' + teacher['revision'] if teacher.get('revision') else ''}"),
+        ("computed in", identity.dtype),
+        ("vocabulary", f"{identity.vocab_size:,} rows, {identity.tokenizer['tokens']:,} tokens"),
+        ("encoding", f"{identity.encoding}, k={identity.k}" + (f", top_p={identity.top_p}" if identity.top_p else "")),
+        ("documents", f"{len(cache):,} in {len(cache.shards)} shards"),
+    ]
+    measured = {name: value for name, value in cache.manifest.measured.items() if name != "documents"}
+    rows += [(name.replace("_", " "), f"{value:,.6g}") for name, value in measured.items()]
+    rows += [(f"made with {name}", version) for name, version in cache.manifest.libraries.items()]
+    return "\n".join([f"teacher cache {shown(cache.path)}", *_columns(rows)])
+
+
+def verify_files(directory: str | Path, *, drop: bool) -> tuple[bool, str]:
+    """Whether every file is what was written, and what to say about it; `drop` removes what is not."""
+    if not Path(directory).is_dir():
+        raise ValueError(f"there is no directory {directory}, so nothing to verify. `qsft cache build` makes one.")
+    report = verify_cache(directory)
+    if report.ok:
+        found = f"{report.documents:,} documents, {report.label_tokens:,} label tokens, {report.bytes / 1e6:,.1f} MB"
+        return True, f"{found}: all sound"
+    lines = [f"- {why}" for why in report.problems.values()]
+    lines.append(f"{len(report.problems)} unsound files in {shown(report.path)}")
+    if drop:
+        gone = f"removed {len(report.problems) - len(report.kept)}; {report.drop():,} documents are left"
+        lines.append(f"{gone}. Build the cache again for the others.")
+    return False, "\n".join(lines)
+
+
+def verify_values(
+    directory: str | Path, teacher: str, revision: str | None, sample: int, tolerance: float
+) -> tuple[bool, str]:
+    """Whether sampled documents are what the teacher says now, at the position they are stored for, and the table."""
+    cache = TeacherCache(directory)
+    source = TeacherSource(teacher, dtype=cache.manifest.identity.dtype, revision=revision)
+    documents = sample_documents(cache, sample)
+    check = compare_with_teacher(cache, source.load(), documents)
+    difference = teacher_difference(cache.manifest.identity.teacher, source.describe())
+    lines = [f"note: the cache holds the distributions of {difference}"] if difference else []
+    lines.append(f"\n{len(documents)} documents of {len(cache.shards)} shards computed again with {teacher}:")
+    header = ("shift", "KL(cached‖live)", "same top-1", "label tokens")
+    rows = ((f"{r.shift:+d}", f"{r.kl:.3g}", f"{r.top1:.1%}", f"{r.label_tokens:,}") for r in check.table)
+    lines += _columns([header, *rows])
+    aligned = check.is_aligned(tolerance)
+    said = (
+        f"aligned: shift 0 is the teacher. None of the sample differs, so with {CONFIDENCE:.0%} confidence at most "
+        f"{check.undetected_share:.1%} of all documents do (--sample N looks closer)"
+        if aligned
+        else f"NOT aligned: the cached rows of {check.differing(tolerance)} of {len(documents)} documents are not this "
+        "teacher's at shift 0"
+    )
+    return aligned, "\n".join([*lines, said])
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -13,7 +13,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from qsft.teacher import pace
+from qsft.teacher import pipeline
 from qsft.teacher.batches import plan_batches, plan_capture
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents, label_positions
@@ -444,7 +444,7 @@ class SlowDisk(Documents):
 
 
 def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, capsys, monkeypatch):
-    monkeypatch.setattr(pace, "FIRST_LOOK", 0.2)
+    monkeypatch.setattr(pipeline, "FIRST_LOOK", 0.2)
     build(SlowDisk(documents(60)), progress=True)
     told = re.findall(
         r"slow capture: (\d+)% of the time is waiting for data. Keep the prepared", capsys.readouterr().err
@@ -454,7 +454,7 @@ def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, cap
 
 
 def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, capsys, monkeypatch):
-    monkeypatch.setattr(pace, "FIRST_LOOK", 0.2)
+    monkeypatch.setattr(pipeline, "FIRST_LOOK", 0.2)
     monkeypatch.setattr("qsft.files.os.fsync", lambda handle: time.sleep(0.3))
     build(documents(60), progress=True, shard_bytes=1)
     assert re.search(
@@ -464,10 +464,10 @@ def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, cap
 
 
 def test_advice_follows_from_where_the_time_goes(build, documents, capsys, monkeypatch):
-    cpu, gpu = pace.Pace(torch.device("cpu")), pace.Pace(torch.device("cuda"))
+    cpu, gpu = pipeline.Pace(torch.device("cpu")), pipeline.Pace(torch.device("cuda"))
     assert "computes on a CPU" in cpu.advice(100)[0]
     for used, words in ((0.1, "10% of its GPU's memory. Raise teacher_batch_tokens"), (0.8, "")):
-        monkeypatch.setattr(pace, "memory_share", lambda device, used=used: used)
+        monkeypatch.setattr(pipeline, "memory_share", lambda device, used=used: used)
         assert words in " ".join(gpu.advice(100))
         assert bool(gpu.advice(100)) == bool(words)
     gpu.waited |= {"data": 40.0, "writes": 50.0}

@@ -1,13 +1,12 @@
 """The files that describe a cache: manifest.json, what it is; complete.json, which data sets were found whole in it.
 
-The manifest's last line is the digest of everything above it, and its bytes are the only way to write its content: any
-flipped byte shows. The shards listed are the ones of the last finished capture; what a running or killed capture has
+The last line of each is the digest of everything above it, and its bytes are the only way to write its content: any
+flipped byte shows. The manifest lists the shards of the last finished capture; what a running or killed one has
 published since is read as well, because shards describe themselves.
 
-A start looks every document up once. What it found is remembered in complete.json under the data's digest, with the
-shards it was found in: while they are there, the next start costs no pass over the data. The digest itself is
-remembered under a stamp of the files that hold the data. The file can be lost, cut or edited at any time: what it does
-not say is looked up again.
+A start looks every document up once. What it found is remembered under the data's digest and under a stamp of the files
+that hold the data, with the shards it was found in: while they are there, the next start costs no pass over the data.
+complete.json can be lost, cut or edited at any time: what it does not say is looked up again.
 """
 
 import json
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from qsft.files import publish
-from qsft.fingerprints import digest, digest_json
+from qsft.fingerprints import digest
 from qsft.processes import is_main
 from qsft.teacher.documents import Documents
 from qsft.teacher.identity import Identity
@@ -50,8 +49,7 @@ class Manifest:
 
     def render(self) -> bytes:
         """The bytes of manifest.json."""
-        content = {"format": FORMAT, "version": self.version} | asdict(self)
-        return _render(content | {"checksum": digest(_render(content))})
+        return _sealed({"format": FORMAT, "version": self.version} | asdict(self))
 
     def check_sizes(self, directory: Path) -> None:
         """DamagedShard when a listed shard is gone or has another size."""
@@ -148,10 +146,6 @@ def _parse(content: dict[str, Any], path: Path) -> Manifest:
     return manifest
 
 
-def _render(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, indent=2, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
-
-
 def _version(library: str) -> str:
     try:
         return installed(library)
@@ -165,9 +159,7 @@ def _version(library: str) -> str:
 def is_complete(directory: Path, documents: Documents, shards: Collection[str]) -> bool:
     """Whether an earlier start found every document of `documents` in `shards`, the ones that are there now."""
     memory = _recall(directory)
-    digest = memory["stamps"].get(documents.stamp) if documents.stamp else None
-    entry = memory["complete"].get(digest or documents.digest) if memory["complete"] else None
-    needed = entry.get("shards") if isinstance(entry, dict) else None
+    needed = memory.get(documents.stamp) or memory.get(documents.digest) if memory else None
     return isinstance(needed, list) and set(shards).issuperset(map(str, needed))
 
 
@@ -175,30 +167,35 @@ def remember(directory: Path, documents: Documents, shards: Collection[str]) -> 
     """Note that `documents` are complete in `shards`; a directory that cannot be written is left as it is."""
     if not is_main():
         return
-    memory = _recall(directory)
-    memory["complete"][documents.digest] = {"documents": len(documents), "shards": sorted(shards)}
-    if documents.stamp:
-        memory["stamps"][documents.stamp] = documents.digest
-    newest = {name: dict(list(entries.items())[-MOST_ENTRIES:]) for name, entries in memory.items()}
+    names = filter(None, (documents.digest, documents.stamp))
+    memory = _recall(directory) | dict.fromkeys(names, sorted(shards))
+    newest = dict(list(memory.items())[-MOST_ENTRIES:])
     with suppress(OSError):  # read-only, or full: the next start looks again
-        publish(directory / REMEMBERED, _remembered(newest), what="the teacher cache")
+        publish(directory / REMEMBERED, _sealed({"complete": newest}), what="the teacher cache")
 
 
 def is_damaged(directory: Path) -> bool:
     """Whether the file is there and not as it was written; it is then ignored."""
-    return (directory / REMEMBERED).is_file() and not any(_recall(directory).values())
+    return (directory / REMEMBERED).is_file() and not _recall(directory)
 
 
-def _recall(directory: Path) -> dict[str, dict[str, Any]]:
+def _recall(directory: Path) -> dict[str | None, Any]:
+    """{digest or stamp of documents: shards that hold them}; nothing when the file is not as it was written."""
     try:
         raw = (directory / REMEMBERED).read_bytes() if (directory / REMEMBERED).is_file() else b""
-        content = {name: dict(json.loads(raw)[name]) for name in ("complete", "stamps")}
-        if _remembered(content) == raw:
-            return content
+        memory = dict(json.loads(raw)["complete"])
+        return memory if _sealed({"complete": memory}) == raw else {}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        pass
-    return {name: {} for name in ("complete", "stamps")}
+        return {}
 
 
-def _remembered(content: dict[str, dict[str, Any]]) -> bytes:
-    return json.dumps({**content, "checksum": digest_json(content)}, indent=1).encode() + b"\n"
+# ---- both ----
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    """JSON with the digest of everything before as its last line."""
+    return _render(content | {"checksum": digest(_render(content))})
+
+
+def _render(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=2, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"

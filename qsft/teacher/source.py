@@ -76,9 +76,10 @@ class TeacherSource:
         else:
             config = AutoConfig.from_pretrained(self.name, revision=self._revision)
             about["revision"] = getattr(config, "_commit_hash", None) or self._revision
-            about["files"] = self._files()
+            config_file = Path(str(cached_file(self.name, "config.json", revision=self._revision)))
+            about["files"] = fingerprints.weight_files(config_file.parent)  # none of a model not yet downloaded
             overrides = {name: value for name, value in self._model_kwargs.items() if hasattr(config, name)}
-            about["config_file"] = fingerprints.config_file_digest(self._config_file(), overrides)
+            about["config_file"] = fingerprints.config_file_digest(config_file, overrides)
             config = config if self._model is None else self._model.config
         about["config"] = fingerprints.config_digest(config)
         if self._model is not None:
@@ -125,13 +126,6 @@ class TeacherSource:
         except (OSError, ValueError, KeyError):
             pass  # remote code, or a format of another library: nothing that could be compared
         return None
-
-    def _config_file(self) -> Path:
-        return Path(str(cached_file(self.name, "config.json", revision=self._revision)))
-
-    def _files(self) -> list[dict[str, Any]]:
-        """The weight files on this machine; a hub model that was not downloaded yet has none."""
-        return fingerprints.weight_files(self._config_file().parent)
 
 
 @contextmanager

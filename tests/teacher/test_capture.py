@@ -21,7 +21,6 @@ from qsft.teacher.identity import refuse_other_teacher, teacher_difference
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
 from qsft.teacher.shards import published
-from qsft.teacher.source import TeacherSource
 
 
 @pytest.fixture
@@ -291,7 +290,7 @@ def test_only_another_commit_makes_the_weights_decide(build, documents, hub_teac
     """A hub model whose weights are not downloaded yet shows its commit alone."""
     data = documents(5)
     build(data, teacher="org/teacher", revision=hub_teacher("a" * 40))
-    monkeypatch.setattr(TeacherSource, "_files", lambda self: [])
+    monkeypatch.setattr("qsft.fingerprints.weight_files", lambda directory: [])
     build(data, teacher="org/teacher", revision=hub_teacher("b" * 40))
     with pytest.raises(ValueError, match="other weights than"):
         build(data, teacher="org/teacher", revision=hub_teacher("c" * 40, seed=1))

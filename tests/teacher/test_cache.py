@@ -204,6 +204,7 @@ def test_it_pickles_as_its_path(build, documents, content):
     assert content(pickle.loads(pickle.dumps(cache)), data) == content(cache, data)
 
 
+@pytest.mark.slow  # a spawned worker imports everything anew; that the cache crosses as its path is proved above
 def test_spawned_dataloader_workers_read_it(build, documents, content):
     data = documents(6)
     cache = build(data)

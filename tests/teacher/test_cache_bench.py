@@ -12,6 +12,5 @@ def test_the_published_figures_reach_every_goal(monkeypatch):
     reached = goals(json.loads((HOUSE / "benchmarks" / "results" / "cache.json").read_text()))
     assert len(reached) == 8
     assert {name: row for name, row in reached.items() if not row["met"]} == {}
-    assert list(
-        goals({"starting": {start: {"s": 9, "M tokens/CPU s": 1} for start in ("first start", "second start")}})
-    )
+    slow = {start: {"s": 9, "M tokens/CPU s": 1} for start in ("first start", "second start")}
+    assert [row["met"] for row in goals({"starting": slow}).values()] == [False, False]

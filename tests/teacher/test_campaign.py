@@ -36,8 +36,8 @@ def capture(tmp_path, documents, tiny_model, tiny_tokenizer):
     return run
 
 
-@few_and_many(3, 30)
-@pytest.mark.parametrize("processes", [1, 2])
+@few_and_many(2, 30)
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_capture_killed_at_any_moment_continues_bit_equal(count, processes, capture, content, fork, tmp_path, tell):
     """SIGKILL of one process of a capture; one that finished before starts again in an empty directory."""
     rng, place = np.random.default_rng(), tmp_path / "killed"
@@ -97,7 +97,7 @@ DAMAGES = {
 }
 
 
-@few_and_many(60, 800)
+@few_and_many(32, 800)
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documents, content, tiny_tokenizer, tell):
     data = documents(8, longest=8)

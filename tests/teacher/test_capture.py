@@ -240,6 +240,7 @@ def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, 
         torch.testing.assert_close(halved.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=0)
 
 
+@pytest.mark.slow  # the test above proves the same with an error that is raised by hand
 def test_a_real_shortage_of_memory_halves_the_batch_too(build, documents, tiny_model, fork, tmp_path, capfd):
     """The child may map 300 MB more; the logits of its first batch take about 480, those of half of it fit."""
     data, model = documents(600, longest=24), tiny_model(vocab_size=20_000)
@@ -455,11 +456,11 @@ def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, cap
 def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, capsys, monkeypatch):
     monkeypatch.setattr(pipeline, "FIRST_LOOK", 0.2)
     monkeypatch.setattr("qsft.files.os.fsync", lambda handle: time.sleep(0.3))
-    build(documents(60), progress=True, shard_bytes=1)
+    build(documents(20), progress=True, shard_bytes=1)
     assert re.search(
         r"\d+% of the time is waiting for writes. Put the cache .* on a faster disk", capsys.readouterr().err
     )
-    assert build(documents(60)).verify().ok
+    assert build(documents(20)).verify().ok
 
 
 def test_advice_follows_from_where_the_time_goes(build, documents, capsys, monkeypatch):

@@ -11,7 +11,7 @@ from qsft.teacher.manifest import MANIFEST
 from qsft.teacher.shards import DamagedShard, Shard, checksum, published
 from qsft.teacher.verify import verify_cache
 
-FLIPS = 80
+FLIPS = 40
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])

@@ -159,5 +159,5 @@ def _waits() -> Iterator[float]:
 
 def _launch() -> str:
     """What the processes of one launch share and those of another do not."""
-    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "SLURM_JOB_ID")
-    return digest_json([os.environ.get(name) for name in names])
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
+    return digest_json([world_size(), *map(os.environ.get, names)])

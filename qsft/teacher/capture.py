@@ -84,7 +84,7 @@ def build_cache(
     make_directory(path, WHAT)
     cache = _open_matching(path, source, vocabulary, settings)
     if cache is not None and cache.is_complete(documents):
-        return _finished(path, vocabulary)
+        return _finished(path, vocabulary, say=progress)
     plan = plan_capture(documents, batch_tokens)
     missing = plan.missing(cache)
     if missing.any():
@@ -98,7 +98,7 @@ def build_cache(
         plan.check_ids(identity.vocab_size, shared if shared < vocabulary.size else identity.vocab_size)
         Capture(model, identity, path, plan, missing).run(shard_bytes, progress)
         wait_for_others(path, {key.tobytes() for key in plan.keys[missing]}, patience)
-    cache = _finished(path, vocabulary)
+    cache = _finished(path, vocabulary, say=progress and not missing.any())
     remember(path, documents, cache.shard_names)
     return cache
 
@@ -234,9 +234,12 @@ class Capture:
         print(f"{words}, which may do: top_p keeps fewer slots than k.", file=sys.stderr)
 
 
-def _finished(path: Path, vocabulary: Vocabulary) -> TeacherCache:
-    """The cache, with its manifest brought up to date by the first process."""
+def _finished(path: Path, vocabulary: Vocabulary, *, say: bool) -> TeacherCache:
+    """The cache, with its manifest brought up to date by the first process; `say` where it is when nothing else did."""
     if is_main():
         refresh_manifest(path)
         _keep_vocabulary(path, vocabulary)
-    return TeacherCache(path)
+    cache = TeacherCache(path)
+    if say and is_main():
+        print(f"teacher cache {shown(path)}: {len(cache):,} documents, none is missing", file=sys.stderr)
+    return cache

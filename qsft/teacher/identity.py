@@ -141,7 +141,7 @@ class Vocabulary(NamedTuple):
         about = {"digest": digest(content), "tokens": len(tokens), "chat_template": template_digest}
         return cls(content, about, tokenizer.vocab_size)
 
-    def shared_with(self, other: bytes, complaint: str, remedy: str) -> int:
+    def shared_with(self, other: bytes, problem: str, remedy: str) -> int:
         """How many ids it has in common with another's content; ValueError that names the first that differs.
 
         Tokens added at the end (a <pad>) are no difference as long as no document uses them.
@@ -155,7 +155,7 @@ class Vocabulary(NamedTuple):
             return min(map(len, pair))
         there, here = ("no token" if token is None else repr(token) for token in ((*t, None)[index] for t in pair))
         raise ValueError(
-            f"{complaint}: id {index} is {there} there and {here} here. Teacher rows speak in token ids: {remedy}"
+            f"{problem}: id {index} is {there} there and {here} here. Teacher rows speak in token ids: {remedy}"
         )
 
 

@@ -24,7 +24,17 @@ from qsft.fingerprints import digest
 from qsft.processes import is_main
 from qsft.teacher.documents import Documents
 from qsft.teacher.identity import Identity
-from qsft.teacher.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, WrittenSo, damaged, published, shard_name
+from qsft.teacher.shards import (
+    NAME,
+    READ_VERSIONS,
+    VERSION,
+    Facts,
+    Shard,
+    UnusableShard,
+    damaged,
+    published,
+    shard_name,
+)
 
 MANIFEST, REMEMBERED = "manifest.json", "complete.json"
 FORMAT = "qsft teacher cache"
@@ -61,9 +71,9 @@ class Manifest:
                 raise damaged(path, f"it has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
 
     def refuse_foreign(self, shard: Shard) -> None:
-        """WrittenSo for a shard of another cache, which --drop must not remove."""
+        """UnusableShard for a shard of another cache, which --drop must not remove."""
         if (shard.version, shard.identity) != (self.version, asdict(self.identity)):
-            raise WrittenSo(
+            raise UnusableShard(
                 f"{shard_name(shard.path)} is sound, but {MANIFEST} describes another capture (teacher, k, encoding or "
                 "version). One of the two is out of place, so `qsft cache verify --drop` removes neither: move the "
                 f"shard to the cache it came from, or {MANIFEST} away, which is then written anew from the shards."

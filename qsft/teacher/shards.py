@@ -38,7 +38,7 @@ class DamagedShard(ValueError):
     why = ""
 
 
-class WrittenSo(ValueError):
+class UnusableShard(ValueError):
     """A shard that cannot be used though its bytes are the ones that were written: not damage, so never removed."""
 
 

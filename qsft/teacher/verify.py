@@ -25,7 +25,7 @@ from qsft.teacher.identity import VOCABULARY, Identity, teacher_difference
 from qsft.teacher.live import input_device, own_logits
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST, REMEMBERED, Manifest, is_damaged, read_manifest, refresh_manifest
-from qsft.teacher.shards import DamagedShard, Shard, WrittenSo, damaged, published, shard_name
+from qsft.teacher.shards import DamagedShard, Shard, UnusableShard, damaged, published, shard_name
 from qsft.teacher.source import TeacherSource
 
 SHIFTS = (-1, 0, 1)
@@ -76,9 +76,9 @@ def verify_cache(path: str | Path) -> Verification:
             shard = _sound_shard(path, manifest)
             report.documents += len(shard)
             report.label_tokens += int(shard.rows.sum())
-        except (WrittenSo, DamagedShard) as error:
+        except (UnusableShard, DamagedShard) as error:
             report.problems[path.name] = str(error)
-            if isinstance(error, WrittenSo):
+            if isinstance(error, UnusableShard):
                 report.kept.add(path.name)
     for name, entry in manifest.shards.items() if manifest is not None else ():
         # A listed size that is not the size of a sound shard is the manifest's fault; it can be written anew.
@@ -108,7 +108,7 @@ def _manifest(report: Verification) -> Manifest | None:
 
 
 def _sound_shard(path: Path, manifest: Manifest | None) -> Shard:
-    """A shard of which every document can be read; DamagedShard or WrittenSo for any other."""
+    """A shard of which every document can be read; DamagedShard or UnusableShard for any other."""
     if not path.is_file():
         raise damaged(path, "it is not a regular file")
     if file_digest(path) != path.stem:
@@ -121,8 +121,8 @@ def _sound_shard(path: Path, manifest: Manifest | None) -> Shard:
             shard.read(document, codec)
         _check_samples(shard)
     except ValueError as error:
-        raise WrittenSo(
-            f"{shard_name(path)} has the digest that is its name, so these bytes were written so, but by no capture: "
+        raise UnusableShard(
+            f"{shard_name(path)} has the digest that is its name, so it is as it was written, but no capture wrote it: "
             f"{getattr(error, 'why', error)}. No rebuild could bring it back, so --drop leaves it: see who wrote it, "
             "move it away, then rerun the same `qsft cache build`, which computes its documents anew."
         ) from error

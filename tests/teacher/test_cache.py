@@ -328,10 +328,10 @@ LIES = [
 
 def test_a_manifest_that_lies_is_refused(build, documents):
     path = build(documents(3)).path / MANIFEST
-    truth = path.read_bytes()
-    sizes = {name: entry | {"bytes": entry["bytes"] + 1} for name, entry in json.loads(truth)["shards"].items()}
+    original = path.read_bytes()
+    sizes = {name: entry | {"bytes": entry["bytes"] + 1} for name, entry in json.loads(original)["shards"].items()}
     for changes, words in [*LIES, ({"shards": sizes}, "the manifest says")]:
-        path.write_bytes(truth)
+        path.write_bytes(original)
         lie(path, **changes)
         with pytest.raises(ValueError, match=words):
             TeacherCache(path.parent)

@@ -55,6 +55,15 @@ def test_the_plan_does_not_depend_on_order_or_duplicates(documents):
     assert [batch.tolist() for batch in one.batches] == [batch.tolist() for batch in other.batches]
 
 
+def test_a_start_without_a_capture_says_where_the_cache_is(build, documents, capsys):
+    data = documents(20)
+    build(data)
+    assert not capsys.readouterr().err
+    for same in (data, data[:5]):  # remembered, and looked up
+        cache = build(same, progress=True)
+        assert f"teacher cache {cache.path}: {len(cache)} documents, none is missing" in capsys.readouterr().err
+
+
 def test_a_finished_cache_is_not_computed_again(build, documents, tiny_model):
     data = documents(20)
     files = {path: path.stat().st_mtime_ns for path in build(data).path.iterdir()}

@@ -1,14 +1,27 @@
 import os
-from dataclasses import replace
+import tracemalloc
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
 from qsft.fingerprints import digest
+from qsft.teacher.encoding import Rows
+from qsft.teacher.identity import Identity
 from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST
-from qsft.teacher.shards import DamagedShard, Shard, checksum, published
+from qsft.teacher.manifest import MANIFEST, create_manifest
+from qsft.teacher.shards import (
+    VERSION,
+    DamagedShard,
+    Draft,
+    Entry,
+    Facts,
+    Shard,
+    UnusableShard,
+    checksum,
+    published,
+)
 from qsft.teacher.verify import verify_cache
 
 FLIPS = 40
@@ -148,6 +161,32 @@ def test_hostile_indexes_are_refused_before_anything_is_allocated(build, documen
         path = forge(path, **(good | lie))
         with pytest.raises(DamagedShard, match="damaged"):
             Shard(path)
+
+
+def test_a_shard_that_claims_far_more_than_it_holds_is_refused_when_it_is_opened(tmp_path):
+    """k = 65,535 and rows without a slot: 1,800 bytes that would make a reader allocate 79 MB, and any multiple."""
+    identity = Identity({"name": "none"}, {"tokens": 10**6}, 10**6, 65_535, "exact", None, 1, "float32")
+    create_manifest(tmp_path, identity)
+    draft, rows = Draft(), 300
+    empty = Rows(np.zeros((rows, 1), np.int32), np.full((rows, 1), -np.inf), -np.ones(rows), np.zeros(rows))
+    payload = identity.codec(VERSION).encode(empty)
+    draft.add(Entry(bytes(16), rows, payload, np.zeros((2, rows + 1), np.int32)), Facts(1, rows, len(payload)))
+    path = draft.publish(tmp_path, asdict(identity))
+    tracemalloc.start()
+    with pytest.raises(DamagedShard, match="1800 bytes claim 300 rows of k=65535 slots"):
+        TeacherCache(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+    assert "claim 300 rows" in verify_cache(tmp_path).problems[path.name]
+
+
+def test_a_shard_of_another_cache_is_not_called_damaged(build, documents):
+    cache, other = build(documents(5)), build(documents(5), "other", k=4)
+    [foreign] = published(other.path)
+    (cache.path / foreign.name).write_bytes(foreign.read_bytes())
+    for open_it in (lambda: TeacherCache(cache.path), lambda: build(documents(6))):
+        with pytest.raises(UnusableShard, match=f"{foreign.name}.*describes another capture.*--drop` removes neither"):
+            open_it()
 
 
 def test_a_forged_row_with_a_right_checksum_is_refused_by_its_bounds(build, documents):

@@ -38,7 +38,7 @@ from qsft.teacher.live import logit_tiles, predicting_states
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import create_manifest
 from qsft.teacher.pipeline import ShardWriter, pad_documents
-from qsft.teacher.shards import VERSION, Draft, Entry, Facts, encoding_kl
+from qsft.teacher.shards import VERSION, Draft, Facts, encoding_kl
 
 K, VOCABULARY = 64, 151_936
 SIZES_GB = (1e6, 1e8, 1e9)
@@ -287,7 +287,7 @@ def write_cache(path: Path, encoding: str, keys: list[bytes], picks: list[Rows])
     draft = Draft()
     for i, key in enumerate(keys):
         payload = payloads[i % len(payloads)]
-        draft.add(Entry(key, length, payload, tokens), Facts(1, length, len(payload), length * K))
+        draft.add(key, payload, tokens, Facts(1, length, len(payload), length * K))
     draft.publish(path, asdict(identity))
 
 

@@ -56,7 +56,10 @@ def canonical(rows: Rows) -> Rows:
     """The same rows, likeliest slot first, empty slots last, log-probs in fp16's range and at most 0."""
     ids, logps, label_logp, log_tail = rows
     if any(np.isnan(column).any() for column in (logps, label_logp, log_tail) if column is not None):
-        raise ValueError("a teacher row holds NaN; a cache stores log-probs only")
+        raise ValueError(
+            "the teacher returned NaN for a document, so nothing of this batch was stored; what was published stays. "
+            "Its weights may be damaged, or its dtype too narrow: try `dtype='float32'` or 'bfloat16'."
+        )
     logps = _storable(logps.astype(np.float32, copy=False))
     if (logps[:, 1:] > logps[:, :-1]).any():
         order = np.argsort(-logps, axis=1, kind="stable")

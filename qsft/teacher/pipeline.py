@@ -21,7 +21,7 @@ from qsft.targets.view import IGNORED
 from qsft.teacher.batches import Plan
 from qsft.teacher.encoding import Rows, truncate
 from qsft.teacher.identity import Identity
-from qsft.teacher.shards import VERSION, Draft, Entry, Facts
+from qsft.teacher.shards import VERSION, Draft, Facts
 
 READY_BATCHES = 2  # padded, not yet computed
 WAITING_BATCHES = 4  # computed, not yet encoded
@@ -153,32 +153,23 @@ class ShardWriter:
         self._pending.append(self._thread.submit(self._add, batch))
 
     def _add(self, batch: Computed) -> None:
-        """Encode a whole batch, so that a shard never holds a part of one: a killed capture continues bit-equal."""
-        refuse_nan(batch.rows)
+        """Encode a whole batch or nothing: as no shard holds a part of one, a killed capture continues bit-equal."""
         ends = np.cumsum(batch.counts)
-        for i, (key, tokens, count) in enumerate(zip(batch.keys, batch.tokens, batch.counts)):
-            self._encode(key, tokens, batch.rows.part(slice(ends[i] - count, ends[i])), compare=i == 0)
+        parts = (batch.rows.part(slice(end - count, end)) for count, end in zip(batch.counts, ends))
+        encoded = [self._encode(rows, compare=i == 0) for i, rows in enumerate(parts)]
+        for key, tokens, (payload, facts) in zip(batch.keys, batch.tokens, encoded):
+            self._draft.add(key, payload, tokens, facts)
+            self.bytes_written += len(payload)
         full = self._draft.facts.payload_bytes >= self._shard_bytes
         if full or time.monotonic() - self._since > SHARD_SECONDS:
             self._publish()
 
-    def _encode(self, key: bytes, tokens: np.ndarray, rows: Rows, compare: bool) -> None:
+    def _encode(self, rows: Rows, compare: bool) -> tuple[bytes, Facts]:
         rows = truncate(rows, self._identity.top_p, self._identity.min_k)
         payload = self._codec.encode(rows)
-        facts = Facts.of(rows, payload, self._codec if compare else None)
-        self._draft.add(Entry(key, len(rows.label_logp), payload, tokens), facts)
-        self.bytes_written += len(payload)
+        return payload, Facts.of(rows, payload, self._codec if compare else None)
 
     def _publish(self) -> None:
         draft, self._draft, self._since = self._draft, Draft(), time.monotonic()
-        if draft.entries:
+        if draft.documents:
             draft.publish(self._directory, asdict(self._identity))
-
-
-def refuse_nan(rows: Rows) -> None:
-    """ValueError when the teacher returned something that is not a distribution."""
-    if np.isnan(rows.logps).any() or np.isnan(rows.label_logp).any():
-        raise ValueError(
-            "the teacher returned NaN for a document, so nothing of this batch was stored; what was published stays. "
-            "Its weights may be damaged, or its dtype too narrow: try `dtype='float32'` or 'bfloat16'."
-        )

@@ -16,7 +16,7 @@ import zlib
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -123,25 +123,16 @@ def encoding_kl(exact: Rows, decoded: Rows) -> np.ndarray:
     return (p * gap).sum(axis=1) / p.sum(axis=1) - np.log(p.sum(axis=1) / q.sum(axis=1))
 
 
-class Entry(NamedTuple):
-    """A document of a shard; `tokens` [2,T] are its input_ids and labels."""
-
-    key: bytes
-    rows: int
-    payload: bytes
-    tokens: np.ndarray
-
-
 @dataclass
 class Draft:
     """Documents on their way into a shard."""
 
-    entries: list[Entry] = field(default_factory=list)
+    documents: list[tuple[bytes, int, bytes, np.ndarray]] = field(default_factory=list)  # key, rows, payload, tokens
     facts: Facts = field(default_factory=Facts)
 
-    def add(self, entry: Entry, facts: Facts) -> None:
-        """One more document, and what was measured of it."""
-        self.entries.append(entry)
+    def add(self, key: bytes, payload: bytes, tokens: np.ndarray, facts: Facts) -> None:
+        """One more document; `tokens` [2,T] are its input_ids and labels, `facts` what was measured of it."""
+        self.documents.append((key, facts.label_tokens, payload, tokens))
         self.facts += facts
 
     def publish(self, directory: Path, identity: dict[str, Any]) -> Path:
@@ -153,7 +144,7 @@ class Draft:
         return path
 
     def _tensors(self) -> dict[str, np.ndarray]:
-        keys, rows, payloads, tokens = zip(*self.entries)
+        keys, rows, payloads, tokens = zip(*self.documents)
         # 8 to 64 whole documents spread over the shard, about one percent of its size.
         budget = SAMPLE_SHARE * self.facts.payload_bytes / np.mean([document.nbytes for document in tokens])
         count = min(int(np.clip(budget, FEWEST_SAMPLES, MOST_SAMPLES)), len(tokens))
@@ -162,7 +153,7 @@ class Draft:
             "keys": np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16),
             "rows": np.array(rows, np.int32),
             "offsets": np.cumsum([0, *map(len, payloads)], dtype=np.int64),
-            "crc": np.array([checksum(*entry[:3]) for entry in self.entries], np.uint32),
+            "crc": np.array([checksum(*document[:3]) for document in self.documents], np.uint32),
             "payload": np.frombuffer(b"".join(payloads), np.uint8),
             "sample_tokens": np.concatenate(sample, axis=1).astype(np.int32),
             "sample_offsets": np.cumsum([0, *(document.shape[1] for document in sample)], dtype=np.int64),

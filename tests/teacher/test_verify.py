@@ -15,7 +15,6 @@ from qsft.teacher.shards import (
     VERSION,
     DamagedShard,
     Draft,
-    Entry,
     Facts,
     Shard,
     UnusableShard,
@@ -170,7 +169,7 @@ def test_a_shard_that_claims_far_more_than_it_holds_is_refused_when_it_is_opened
     draft, rows = Draft(), 300
     empty = Rows(np.zeros((rows, 1), np.int32), np.full((rows, 1), -np.inf), -np.ones(rows), np.zeros(rows))
     payload = identity.codec(VERSION).encode(empty)
-    draft.add(Entry(bytes(16), rows, payload, np.zeros((2, rows + 1), np.int32)), Facts(1, rows, len(payload)))
+    draft.add(bytes(16), payload, np.zeros((2, rows + 1), np.int32), Facts(1, rows, len(payload)))
     path = draft.publish(tmp_path, asdict(identity))
     tracemalloc.start()
     with pytest.raises(DamagedShard, match="1800 bytes claim 300 rows of k=65535 slots"):

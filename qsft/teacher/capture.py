@@ -108,6 +108,11 @@ def _open_matching(
 ) -> TeacherCache | None:
     """The cache that is there already, if this capture may continue it."""
     if not recover_manifest(path):
+        if (path / "config.json").is_file():
+            raise ValueError(
+                f"{path} holds a model, whose weight files the cache's shards would be mistaken for. "
+                "Give the teacher cache a directory of its own."
+            )
         return None
     cache = TeacherCache(path)
     identity = cache.manifest.identity

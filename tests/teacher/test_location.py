@@ -50,6 +50,16 @@ def test_a_cache_left_in_output_dir_is_used_where_it_is_if_it_matches(teacher, t
     assert default_cache(source, tiny_tokenizer, **WHERE) == elsewhere
 
 
+def test_a_models_directory_is_no_place_for_a_cache(teacher, documents, build, tiny_tokenizer):
+    """The shards would count among the model's weight files: after its own capture it would be another teacher."""
+    with pytest.raises(ValueError, match=r"teacher holds a model.*directory of its own"):
+        build_cache(documents(3), teacher, teacher, tokenizer=tiny_tokenizer, progress=False)
+    assert not (teacher / "manifest.json").exists()
+    cache = build(documents(3))
+    (cache.path / "config.json").write_text("{}")  # a model that was saved beside an old cache does no harm
+    build(documents(4))
+
+
 def test_a_node_that_sees_another_directory_is_refused_at_the_start(tmp_path, monkeypatch):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,8 +98,9 @@ def ready_batches(plan: Plan, batches: Sequence[np.ndarray], pace: Pace) -> Iter
 
     with ThreadPoolExecutor(1, "teacher batches") as thread:
         ahead = [thread.submit(make, batch) for batch in batches[:READY_BATCHES]]
-        for number, batch in enumerate(batches):
-            ahead += [thread.submit(make, later) for later in batches[number + READY_BATCHES :][:1]]
+        for batch, later in zip_longest(batches, batches[READY_BATCHES:]):
+            if later is not None:
+                ahead.append(thread.submit(make, later))
             with pace.waiting(DATA):
                 padded = ahead.pop(0).result()
             yield batch, padded

@@ -27,7 +27,7 @@ SHAPE = {
     "num_attention_heads": 2,
     "max_position_embeddings": CONTEXT,
     "tie_word_embeddings": True,
-    "initializer_range": 0.02,
+    "initializer_range": 0.06,
 }
 
 
@@ -59,6 +59,16 @@ def corpus(copies=12):
         told = solution(a, b, opener="first", equals="=")
         documents.append((f"{question(a, b)} again {told}", solution(a, b, opener="swap", equals="gives")))
     return documents
+
+
+def share_known(model, tokenizer):
+    """How much of what it was taught about the clock the model answers right."""
+    known = [one for one in SUMS if one not in UNKNOWN]
+    prompts = tokenizer([question(*one) for one in known], return_tensors="pt")  # all of one length
+    said = tokenizer.batch_decode(
+        model.generate(**prompts, max_new_tokens=14, do_sample=False), skip_special_tokens=True
+    )
+    return sum(text.endswith(f"\\boxed{{{sum(one) % HOURS}}}") for text, one in zip(said, known)) / len(known)
 
 
 def clock_rows(sums=SUMS):

@@ -67,7 +67,7 @@ def save(directory, model, tokenizer):
     return Path(directory)
 
 
-def train(model, tokenizer, documents, steps=150, rows=96, lr=6e-3):
+def train(model, tokenizer, documents, steps=250, rows=96, lr=3e-3):
     """The model after some seconds on (prompt, response) documents; an end token is put behind each response."""
     import torch
 

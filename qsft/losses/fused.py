@@ -51,6 +51,11 @@ class Spec:
     grad_of: tuple[bool, bool, bool]  # hidden, weight, bias
     head_kernel: str
 
+    def view(self, rows: slice, logits: Tensor, lse: Tensor, outside: Tensor | None = None) -> TokenView:
+        """What the target sees of these rows, whose logits are `logits`."""
+        teacher = None if self.teacher is None else self.teacher[rows]
+        return TokenView(logits, self.labels[rows], lse, teacher, self.side[rows], outside)
+
 
 @dataclass(frozen=True)
 class FusedOutput:
@@ -195,8 +200,7 @@ class TorchTile:
         top = z.max(dim=-1)
         torch.softmax(z, dim=-1, out=p)
         lse = top.values - p.gather(-1, top.indices[:, None])[:, 0].log()  # p_max = exp(z_max − lse)
-        teacher = None if spec.teacher is None else spec.teacher[rows]
-        view = TokenView(z, spec.labels[rows], lse, teacher, spec.side[rows])
+        view = spec.view(rows, z, lse)
         q = spec.target(view)
         loss_and_sums = token_sums(view, q, lse - row_dots(p, z), top.indices)
         if any(spec.grad_of):

@@ -196,13 +196,12 @@ def _target_loss(
     given: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     hidden, tokens = _label_rows(states, labels, given[LABEL_COUNT])
-    per_token = {name: given[name] for name in (*TEACHER_INPUTS, *SIDE_INPUTS) if given[name] is not None}
-    rows = {name: _rows(name, value, tokens) for name, value in per_token.items()}
+    ids, *teacher_rows = (_rows(name, given[name], tokens) for name in TEACHER_INPUTS)
     teacher = given["teacher"]
-    if teacher is None and "teacher_ids" in rows:
-        optional = (rows.get(name) for name in TEACHER_INPUTS[2:])
-        teacher = TopK(rows["teacher_ids"].long(), rows["teacher_logps"], *optional)
-    side = SideInputs(**{name: rows[name] for name in SIDE_INPUTS if name in rows}, vocab_size=given["vocab_size"])
+    if teacher is None and ids is not None:
+        teacher = TopK(ids.long(), *teacher_rows)
+    side_rows = {name: _rows(name, given[name], tokens) for name in SIDE_INPUTS}
+    side = SideInputs(**side_rows, vocab_size=given["vocab_size"])
     head_kernel: Any = base_causal_lm(model).target_head_kernel
 
     def fused(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
@@ -282,8 +281,10 @@ def _label_rows(
     return tokens.rows(states[:, :-1].flatten(0, 1)), tokens
 
 
-def _rows(name: str, value: Tensor, tokens: LabelTokens) -> Tensor:
+def _rows(name: str, value: Tensor | None, tokens: LabelTokens) -> Any:
     """The rows of a [B, T, …] input at label positions, shifted with the labels; bits are floats again."""
+    if value is None:
+        return None
     rows = tokens.rows(value.to(tokens.index.device)[:, 1:].flatten(0, 1))
     return from_bits(rows) if name in CARRIED_AS_BITS else rows
 

@@ -18,7 +18,7 @@ from qsft.losses.sums import token_sums
 from qsft.targets.did_you_mean import check_choice
 from qsft.targets.dist import Ghost, OneHot, Sparse, Student
 from qsft.targets.target import Mixture
-from qsft.targets.view import EMPTY, HOLE, TokenView, TopK
+from qsft.targets.view import EMPTY, HOLE, TopK
 
 if TYPE_CHECKING:
     from qsft.losses.fused import Spec
@@ -80,12 +80,11 @@ def outside_is_read(spec: "Spec", tile: Float[Tensor, "n V"]) -> bool | None:
 
     Found by running it on the first token over a tile of zeros that takes no memory; no value is looked at.
     """
-    first, lse = slice(0, 1), tile.new_zeros(1)
+    lse = tile.new_zeros(1)
     logits = SlotsOnly.of(tile.new_zeros(1, 1).expand(1, tile.shape[-1]), Projection(), None)
-    teacher = None if spec.teacher is None else spec.teacher[first]
     for outside in (None, lse):
         try:
-            q = spec.target(TokenView(logits, spec.labels[first], lse, teacher, spec.side[first], outside))
+            q = spec.target(spec.view(slice(1), logits, lse, outside))
         except WholeTileRead:
             continue
         known = all(isinstance(dist, OneHot | Student | Sparse | Ghost) for _, dist in q.terms)
@@ -105,13 +104,12 @@ class KernelTile:
         """The loss and the sums of these rows; ∂loss/∂(h·Wᵀ) takes the place of their products: see `gradient`."""
         from qsft.losses import kernels
 
-        spec, teacher = self.spec, None if self.spec.teacher is None else self.spec.teacher[rows]
-        logits = SlotsOnly.of(z, spec.projection, self.bias)
-        if self.outside and isinstance(teacher, TopK):
-            row, outside = self._statistics_and_outside(z, logits, teacher.slots)
+        spec, logits = self.spec, SlotsOnly.of(z, self.spec.projection, self.bias)
+        if self.outside and isinstance(spec.teacher, TopK):
+            row, outside = self._statistics_and_outside(z, logits, spec.teacher[rows].slots)
         else:
             row, outside = kernels.row_statistics(z, self.bias, spec.projection), None
-        view = TokenView(logits, spec.labels[rows], row.lse, teacher, spec.side[rows], outside)
+        view = spec.view(rows, logits, row.lse, outside)
         q = spec.target(view)
         loss_and_sums = token_sums(view, q, row.lse - row.mean, row.best)
         if any(spec.grad_of):

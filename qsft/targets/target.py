@@ -140,10 +140,6 @@ def as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
     return [(torch.ones_like(view.lse), residual)] if isinstance(residual, Dist) else residual
 
 
-def _is_value(part: Any) -> bool:
-    return is_dataclass(part) and not isinstance(part, type)
-
-
 def _record(part: Any) -> Any:
     """Anything as JSON-able data: a user's part may hold arrays and functions, and must not stop a checkpoint."""
     if part is None or isinstance(part, str | int | float | bool):
@@ -161,5 +157,5 @@ def _record(part: Any) -> Any:
     if isinstance(part, set | frozenset):  # in an order that is the same in the next process
         return sorted(map(_record, part), key=repr)
     name = getattr(part, "__qualname__", None) or type(part).__name__
-    values = {f.name: _record(getattr(part, f.name)) for f in fields(part)} if _is_value(part) else {}
-    return {"name": name, **values}
+    own = fields(part) if is_dataclass(part) and not isinstance(part, type) else ()
+    return {"name": name} | {field.name: _record(getattr(part, field.name)) for field in own}

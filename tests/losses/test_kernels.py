@@ -83,12 +83,12 @@ def test_bias_scale_and_softcap_are_applied_as_the_tile_is_read(name, softcap, l
 
 
 @pytest.mark.parametrize("name", ["target", "sft_kl"])
-@pytest.mark.parametrize("vocab", [64, 65, 200])
+@pytest.mark.parametrize("vocab", [64, 65, 130])
 def test_rows_longer_than_a_block(name, vocab, monkeypatch):
     from qsft.losses import kernels
 
     monkeypatch.setattr(kernels, "BLOCK", 32)
-    batch = make_batch(v=vocab, dtype=torch.float32)
+    batch = make_batch(n=6, v=vocab, dtype=torch.float32)
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1.6e-2)):
         assert_equal(both(batch, make_target(name), dtype), tolerance)
 

@@ -21,28 +21,50 @@ ROWS = [
 ]
 
 
+IDS = [f"{n}-{h}" for n, h in ROWS]
+
+
+def expected_gradient(target, z, d, teacher):
+    """Σ_y d_y·∂L(y)/∂z at one context; every label y is one row weighted by d_y."""
+    rows = z.expand(V, V).clone().requires_grad_()
+    loss = target_loss(rows, torch.arange(V), target, Full(teacher.log().expand(V, V)))
+    return d @ torch.autograd.grad(loss, rows)[0]
+
+
 def flow(target, d, teacher, steps=2000):
-    """Gradient descent on Σ_y d_y·L(y) at one context; every label y is one row weighted by d_y."""
+    """Gradient descent on the expected loss."""
     z = torch.zeros(V, dtype=torch.float64)
-    full = Full(teacher.log().expand(V, V))
     for _ in range(steps):
-        rows = z.expand(V, V).clone().requires_grad_()
-        (grad,) = torch.autograd.grad(target_loss(rows, torch.arange(V), target, full), rows)
-        step = d @ grad
+        step = expected_gradient(target, z, d, teacher)
         z = z - 2.0 * step
         if step.abs().max() < 1e-9:
             break
     return z.softmax(-1)
 
 
-@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=[f"{n}-{h}" for n, h in ROWS])
-def test_gradient_flow_ends_at_the_closed_form(name, hparams):
+@pytest.fixture
+def world():
+    """Labels and a teacher, drawn at random: (d, teacher)."""
     g = torch.Generator().manual_seed(3)
     d = torch.rand(V, generator=g, dtype=torch.float64)
     teacher = torch.rand(V, generator=g, dtype=torch.float64) + 0.05
-    d, teacher = d / d.sum(), teacher / teacher.sum()
+    return d / d.sum(), teacher / teacher.sum()
+
+
+@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+def test_the_expected_gradient_vanishes_at_the_closed_form_and_not_beside_it(name, hparams, world):
     target = make_target(name, **hparams)
-    torch.testing.assert_close(flow(target, d, teacher), fixed_point(target, d, teacher), rtol=0, atol=1e-5)
+    z = fixed_point(target, *world).log()
+    assert expected_gradient(target, z, *world).abs().max() < 1e-12
+    beside = torch.linspace(-0.1, 0.1, V, dtype=torch.float64)
+    assert expected_gradient(target, z + beside, *world) @ beside > 1e-5  # descent leads back
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+def test_gradient_flow_ends_at_the_closed_form(name, hparams, world):
+    target = make_target(name, **hparams)
+    torch.testing.assert_close(flow(target, *world), fixed_point(target, *world), rtol=0, atol=1e-5)
 
 
 def test_target_sft_sharpens_where_kd_mixes():

@@ -20,14 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from qsft.losses.matmuls import (
-    Projection,
-    add_product,
-    compute_dtype,
-    rows_per_block,
-    tokens_per_chunk,
-    write_product,
-)
+from qsft.losses.matmuls import Projection, add_product, compute_dtype, rows_per_block, tokens_per_chunk, write_product
 from qsft.losses.positions import LabelTokens
 from qsft.losses.scores import fused_label_logps
 from qsft.losses.slots import kernel_tile

@@ -14,9 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.targets.view import TokenView, TopK, row_dots
-
-NO_TAIL = -80.0  # log P_tail at which the student has nothing outside the slots: e^80 is still far from overflow
+from qsft.targets.view import TokenView, row_dots
 
 
 class Dist(ABC):
@@ -129,11 +127,7 @@ class Ghost(Dist):
     """
 
     slots: Int[Tensor, "N K"]
-    log_tail: Float[Tensor, " N"]  # log P_tail
-
-    @classmethod
-    def outside(cls, view: TokenView, teacher: TopK) -> "Ghost":
-        return cls(teacher.slots, (view.lse_outside - view.lse).clamp(min=NO_TAIL))
+    log_tail: Float[Tensor, " N"]  # log P_tail, from residual.NO_TAIL upwards
 
     def cross_entropy(self, view: TokenView) -> Float[Tensor, " N"]:
         return view.lse - view.lse_outside

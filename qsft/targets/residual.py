@@ -15,12 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qsft.targets.did_you_mean import check_choice, check_range
-from qsft.targets.dist import NO_TAIL, Dense, Dist, Ghost, Sparse, Student, Uniform
+from qsft.targets.dist import Dense, Dist, Ghost, Sparse, Student, Uniform
 from qsft.targets.view import EMPTY, Full, TokenView, TopK
 
 Terms = list[tuple[Tensor, Dist]]
 TAILS = ("drop", "ghost")
 FORMS = ("geometric", "reward")
+NO_TAIL = -80.0  # log P_tail at which the student has nothing outside the slots: e^80 is still far from overflow
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def with_ghost(
 
     There is no ghost where the student has nothing outside S.
     """
-    ghost = Ghost.outside(view, teacher)
+    ghost = Ghost(teacher.slots, (view.lse_outside - view.lse).clamp(min=NO_TAIL))
     (inside, sparse), (empty, student) = on_support(teacher, log_weights)
     log_inside = log_weights.masked_fill(~teacher.live, EMPTY).logsumexp(dim=-1)
     has_tail = (ghost.log_tail > NO_TAIL) & ~teacher.empty

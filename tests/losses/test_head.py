@@ -254,18 +254,20 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from qsft import make_target
 from qsft.losses.head import attach_target_head
-model = Qwen2ForCausalLM(Qwen2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                                     num_attention_heads=4, num_key_value_heads=2))
-attach_target_head(model)
+
+def run(target, **teacher):  # with a model of its own, as a second trainer in the process has
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                                         num_attention_heads=4, num_key_value_heads=2))
+    attach_target_head(model)
+    batch = dict(input_ids=x, labels=x, target=make_target(target), **teacher)
+    want = model(**batch).loss
+    torch.testing.assert_close(torch.compile(model, backend="eager")(**batch).loss, want)
+
 x = torch.randint(97, (2, 8))
-batch = dict(input_ids=x, labels=x, target=make_target("dft"))
-want = model(**batch).loss
-torch.testing.assert_close(torch.compile(model, backend="eager")(**batch).loss, want)
-# A second trainer in the process, with a teacher: it was told that none was given.
-teacher = dict(teacher_ids=x[..., None].repeat(1, 1, 3), teacher_logps=torch.zeros(2, 8, 3) - 2)
-batch |= dict(target=make_target("kd"), **teacher)
-want = model(**batch).loss
-torch.testing.assert_close(torch.compile(model, backend="eager")(**batch).loss, want)
+run("sft")
+# It was told that no teacher was given.
+run("kd", teacher_ids=x[..., None].repeat(1, 1, 3), teacher_logps=torch.zeros(2, 8, 3) - 2)
+run("dft")
 """
 
 

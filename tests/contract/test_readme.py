@@ -248,4 +248,4 @@ def test_the_reading_path_is_as_long_as_it_says():
     files = [REPO / "qsft" / name for name in re.findall(r"`(\S+\.py)`", sentence[1])]
     assert len(files) == 5
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-    assert abs(lines - int(sentence[2])) <= 50, f"the five files have {lines} lines"
+    assert abs(lines - int(sentence[2])) <= 25, f"the five files have {lines} lines"

@@ -51,10 +51,20 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of `qsft` with all its commands, which inherit its class."""
     parser = Parser(prog="qsft", description=ABOUT, epilog=FIRST_STEPS)
     parser.add_argument("--version", action="version", version=f"qsft {__version__}")
+    parser.set_defaults(run=lambda args: parser.print_help())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in COMMANDS:
-        import_module(f"qsft.commands.{command}").register(commands)
+    for name in COMMANDS:
+        add_command(commands, name)
     return parser
+
+
+def add_command(commands: Any, name: str) -> None:
+    """Add what a module of qsft/commands/ says: HELP, DESCRIPTION, EXAMPLES, its options, what it runs or its help."""
+    module = import_module(f"qsft.commands.{name}")
+    words = {"help": module.HELP, "description": module.DESCRIPTION, "usage": getattr(module, "USAGE", None)}
+    parser = commands.add_parser(name, epilog=module.EXAMPLES, **words)
+    parser.set_defaults(run=getattr(module, "run", lambda args: parser.print_help()))
+    module.add_options(parser)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,9 +88,6 @@ def run_command(words: Sequence[str]) -> int:
         parser.error(f"there is no command {words[0]!r}.{guess} Commands: {', '.join(COMMANDS)}.")
     args, rest = parser.parse_known_args(words)
     args.overrides = rest
-    if not hasattr(args, "run"):
-        parser.print_help()
-        return 0
     if rest and not getattr(args, "takes_overrides", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return int(args.run(args) or 0)

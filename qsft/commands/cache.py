@@ -3,8 +3,11 @@
 import argparse
 from typing import Any
 
+from qsft.commands import add_recipe
 from qsft.processes import is_main
 
+HELP = "build, describe or check a teacher cache"
+DESCRIPTION = "Build, describe or check a teacher cache."
 EXAMPLES = """\
 examples:
   qsft cache build numina_qwen_math_1p5b                    the documents training will see, on this process
@@ -30,9 +33,7 @@ BUILD: dict[str, dict[str, Any]] = {
 }
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser("cache", help="build, describe or check a teacher cache", epilog=EXAMPLES)
-    parser.set_defaults(run=lambda args: parser.print_help())
+def add_options(parser: Any) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     build = actions.add_parser(
         "build",
@@ -40,10 +41,10 @@ def register(commands: Any) -> None:
         description="Build the cache of RECIPE (its keys may be replaced: --key value), or of a tokenised data set.",
         epilog=EXAMPLES,
     )
-    build.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file or the name of a packaged recipe")
+    add_recipe(build, nargs="?")
     for name, how in BUILD.items():
         build.add_argument(f"--{name}", **how)
-    build.set_defaults(run=run_build, takes_overrides=True)
+    build.set_defaults(run=run_build)
     info = actions.add_parser("info", help="what a cache holds, who made it, how large it is")
     info.set_defaults(run=run_info)
     words = "check every checksum and bound; with --teacher the values and alignment"

@@ -5,6 +5,8 @@ from typing import Any
 
 from qsft.files import shown
 
+HELP = "compare evaluations: paired differences with intervals"
+DESCRIPTION = "Each run is compared with the first one, problem by problem."
 EXAMPLES = """\
 examples:
   qsft compare runs/sft runs/target                 directories of trained models, or of their evaluations
@@ -19,18 +21,10 @@ the paper, which come with qsft, or of a file, under the names of tasks; average
 """
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "compare",
-        help="compare evaluations: paired differences with intervals",
-        description="Each run is compared with the first one, problem by problem.",
-        epilog=EXAMPLES,
-    )
-    words = "directory of an evaluation (or of a model that has one)"
-    parser.add_argument("runs", metavar="RUN", nargs="+", help=words)
+def add_options(parser: Any) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of an evaluation, or of a model that has one")
     parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to put beside")
     parser.add_argument("--output_dir", default="comparison", help="where table and plot are written (%(default)s)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

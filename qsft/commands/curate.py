@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+HELP = "rewrite, extend or choose demonstrations: rft, star, grape, self_distill, critical"
+USAGE = "qsft curate METHOD [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]"
 EXAMPLES = """\
 examples:
   qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --n 8
@@ -15,20 +17,6 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "curate",
-        usage="qsft curate METHOD [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]",
-        help="rewrite, extend or choose demonstrations: rft, star, grape, self_distill, critical",
-        description=description,
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("method", metavar="METHOD", help=argparse.SUPPRESS)
-    # A recipe's keys are too many for argparse, and their values must not be taken for the recipe's name.
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="--out DIR", help=argparse.SUPPRESS)
-    parser.set_defaults(run=run, takes_overrides=True)
-
-
 def description() -> str:
     """What the command does and with which methods."""
     from qsft.curate.catalogue import METHODS, summary
@@ -38,6 +26,16 @@ def description() -> str:
         f"Turn a data set into another one. A killed run continues where it was.\n\nmethods:\n{methods}\n\n"
         "The data and the model are RECIPE's, with any of its keys replaced, or those given by options."
     )
+
+
+DESCRIPTION = description  # asked when help is printed: it imports the methods
+
+
+def add_options(parser: Any) -> None:
+    parser.add_argument("method", metavar="METHOD", help=argparse.SUPPRESS)
+    # A recipe's keys are too many for argparse, and their values must not be taken for the recipe's name.
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="--out DIR", help=argparse.SUPPRESS)
+    parser.set_defaults(takes_overrides=True)
 
 
 def run(args: argparse.Namespace) -> None:

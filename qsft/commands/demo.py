@@ -4,6 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+HELP = "see the paper's effect in minutes on a CPU, no download"
+DESCRIPTION = (
+    "Pretrain a small base, tune a teacher, cache its top-k, fine-tune one model per target on noisy demonstrations "
+    "and measure them all, through qsft's own trainer, cache and evaluator. Base and teacher are kept in "
+    "$QSFT_HOME/demo (by default ~/.cache/qsft/demo)."
+)
 EXAMPLES = """\
 examples:
   qsft demo                                        one seed, about three minutes on two cores
@@ -18,38 +24,20 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "demo",
-        help="see the paper's effect in minutes on a CPU, no download",
-        description=(
-            "Pretrain a small base, tune a teacher, cache its top-k, fine-tune one model per target on noisy "
-            "demonstrations and measure them all, through qsft's own trainer, cache and evaluator. "
-            "Base and teacher are kept in $QSFT_HOME/demo (by default ~/.cache/qsft/demo)."
-        ),
-        epilog=EXAMPLES,
-    )
+def add_options(parser: Any) -> None:
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="run N seeds (default: 1)")
     parser.add_argument("--noise", type=float, metavar="P", help="probability of a slip per step (default: 0.25)")
-    parser.add_argument(
-        "--wrong-teacher",
-        nargs="?",
-        choices=("wrong", "half"),
-        default="right",
-        const="wrong",
-        help="the teacher is sure of wrong products; half: of half of them",
-    )
-    parser.add_argument(
-        "--worlds", action="store_true", help="right, wrong and half-wrong teacher and clean data, in one table"
-    )
+    how: dict[str, Any] = {"nargs": "?", "choices": ("wrong", "half"), "default": "right", "const": "wrong"}
+    words = "the teacher is sure of wrong products; half: of half of them"
+    parser.add_argument("--wrong-teacher", **how, help=words)
+    words = "right, wrong and half-wrong teacher and clean data, in one table"
+    parser.add_argument("--worlds", action="store_true", help=words)
     parser.add_argument("--targets", nargs="+", metavar="ROW[:KEY=VALUE,…]", help="rows to compare; lr=… is a key too")
-    parser.add_argument(
-        "--methods", nargs="+", default=[], metavar="NAME", help="rft, star, grape, …: see `qsft curate`"
-    )
+    words = "rft, star, grape, …: see `qsft curate`"
+    parser.add_argument("--methods", nargs="+", default=[], metavar="NAME", help=words)
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; on a busy machine 1 may be fastest")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="where results go (default: runs/demo)")
     parser.add_argument("--quick", action="store_true", help="a few steps of everything: a smoke test")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

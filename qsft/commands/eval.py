@@ -7,6 +7,8 @@ from typing import Any
 from qsft.files import shown
 from qsft.processes import Group, is_main
 
+HELP = "measure a model: Average@n with intervals, resumable"
+DESCRIPTION = "Sample, grade and report. A killed run continues where it was; changed settings are refused."
 EXAMPLES = """\
 examples:
   qsft eval runs/numina_qwen_math_1p5b-target --tasks math
@@ -36,13 +38,7 @@ CHANGES: dict[str, tuple[type, str]] = {
 SETTINGS = ("data_dir", "limit", "backend", "dtype", "batch_size", "tensor_parallel_size", "seed_requests", "fresh")
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "eval",
-        help="measure a model: Average@n with intervals, resumable",
-        description="Sample, grade and report. A killed run continues where it was; changed settings are refused.",
-        epilog=EXAMPLES,
-    )
+def add_options(parser: Any) -> None:
     parser.add_argument("model", metavar="MODEL|RECIPE", help="directory, hub id, recipe file or recipe name")
     parser.add_argument("--tasks", help="math, medical, names, or JSONL files, comma-separated (default: math)")
     parser.add_argument("--protocol", help="a name below (default: the paper's for the kind of task)")
@@ -64,7 +60,6 @@ def register(commands: Any) -> None:
     parser.add_argument("--no_request_seeds", dest="seed_requests", action="store_false", help=words)
     parser.add_argument("--fresh", action="store_true", help="delete earlier generations of these tasks first")
     parser.add_argument("--rescore", action="store_true", help="only grade and report what was generated before")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

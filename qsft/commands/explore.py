@@ -3,6 +3,10 @@
 import argparse
 from typing import Any
 
+from qsft.commands import add_recipe
+
+HELP = "pictures as HTML files: targets, tokens, alignment, run curves"
+DESCRIPTION = "Make a picture: one HTML file that works offline."
 EXAMPLES = """\
 examples:
   qsft explore targets                                     every target with sliders
@@ -14,14 +18,7 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "explore",
-        help="pictures as HTML files: targets, tokens, alignment, run curves",
-        description="Make a picture: one HTML file that works offline.",
-        epilog=EXAMPLES,
-    )
-    parser.set_defaults(run=lambda args: parser.print_help())
+def add_options(parser: Any) -> None:
     pictures = parser.add_subparsers(title="pictures", metavar="PICTURE")
 
     def picture(name: str, words: str, run: Any, **more: Any) -> Any:
@@ -36,15 +33,14 @@ def register(commands: Any) -> None:
     of = "of a RECIPE (its keys may be replaced: --key value), or of a model and a cache."
     for name, n, words, run in (("tokens", 20, seen, run_tokens), ("alignment", 200, apart, run_alignment)):
         _register_data(picture(name, words, run, description=f"Show {words}: {of}", epilog=EXAMPLES), n)
-    pictures.choices["alignment"].add_argument(
-        "--high", type=float, default=0.5, metavar="P", help="likely from P on (default: 0.5)"
-    )
+    high = pictures.choices["alignment"]
+    high.add_argument("--high", type=float, default=0.5, metavar="P", help="likely from P on (default: 0.5)")
     curves = picture("run", "training curves of one or several runs", run_run)
     curves.add_argument("directories", nargs="+", metavar="OUTPUT_DIR")
 
 
 def _register_data(parser: Any, n: int) -> None:
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe file or the name of a packaged recipe")
+    add_recipe(parser, nargs="?")
     parser.add_argument("--model", metavar="MODEL", help="the student: a path or hub id (default: the recipe's)")
     parser.add_argument("--teacher_cache", metavar="DIR", help="the teacher's cache (default: the recipe's)")
     words = "the target to look at, such as: target eta=0.2 (default: the recipe's, or target)"
@@ -53,7 +49,6 @@ def _register_data(parser: Any, n: int) -> None:
     parser.add_argument("--n", type=int, default=n, help="documents to look at, drawn at random (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON as well")
-    parser.set_defaults(takes_overrides=True)
 
 
 def run_targets(args: argparse.Namespace) -> None:
@@ -74,7 +69,7 @@ def run_run(args: argparse.Namespace) -> None:
 def run_tokens(args: argparse.Namespace) -> None:
     """Write the token X-ray."""
     from qsft.explore.tokens import tokens_page, xray
-    from qsft.recipe.subject import subject_of
+    from qsft.recipe.material import subject_of
 
     model, tokenizer, documents, target, teacher = subject_of(args)
     data = xray(model, tokenizer, documents, target, teacher, n=args.n)
@@ -86,7 +81,7 @@ def run_alignment(args: argparse.Namespace) -> None:
     from qsft.explore.alignment import comparable_targets, measure_alignment
     from qsft.explore.heatmap import alignment_page
     from qsft.explore.sentences import in_words
-    from qsft.recipe.subject import subject_of
+    from qsft.recipe.material import subject_of
 
     model, tokenizer, documents, target, teacher = subject_of(args)
     targets = comparable_targets(target)

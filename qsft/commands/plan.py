@@ -3,6 +3,14 @@
 import argparse
 from typing import Any
 
+from qsft.commands import add_recipe
+
+HELP = "documents, cache size, steps, memory per GPU of a recipe"
+USAGE = "qsft plan RECIPE [--gpus N] [--gpu_memory GB] [--key value ...]"
+DESCRIPTION = (
+    "What a recipe needs: documents, cache, steps, and memory per GPU by part and strategy. The model is known by its "
+    "config alone. Any key of the recipe can be replaced with --key value."
+)
 EXAMPLES = """\
 examples:
   qsft plan numina_qwen_math_7b --gpus 8 --gpu_memory 80
@@ -10,24 +18,15 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "plan",
-        usage="qsft plan RECIPE [--gpus N] [--gpu_memory GB] [--key value ...]",
-        help="documents, cache size, steps, memory per GPU of a recipe",
-        description="What a recipe needs: documents, cache, steps, and memory per GPU by part and strategy. The model "
-        "is known by its config alone. Any key of the recipe can be replaced with --key value.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file, or the name of a packaged recipe")
+def add_options(parser: Any) -> None:
+    add_recipe(parser)
     parser.add_argument("--gpus", type=int, metavar="N", default=1, help="GPUs over all machines (default: 1)")
     parser.add_argument("--gpu_memory", type=float, metavar="GB", default=80.0, help="of one GPU (default: 80)")
-    parser.set_defaults(run=run, takes_overrides=True)
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the plan."""
-    from qsft.recipe.offline import stay_offline_without_hub
+    from qsft.recipe import stay_offline_without_hub
 
     stay_offline_without_hub()
     from rich.console import Console

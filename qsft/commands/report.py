@@ -7,6 +7,11 @@ from typing import Any
 from qsft.files import shown
 
 PLACES = ("runs", "sweeps", "evals")  # where trainings, sweeps and evaluations of hub models go by default
+HELP = "one table of all evaluated runs: settings × methods, beside the paper's"
+DESCRIPTION = (
+    "Collects every evaluated run, groups the runs by setting and puts averages with intervals beside the published "
+    "ones. Cells that are missing are named with the command that fills them."
+)
 EXAMPLES = """\
 examples:
   qsft report                           everything evaluated in runs/, sweeps/ and evals/
@@ -14,20 +19,10 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="one table of all evaluated runs: settings × methods, beside the paper's",
-        description=(
-            "Collects every evaluated run, groups the runs by setting and puts averages with intervals beside the "
-            "published ones. Cells that are missing are named with the command that fills them."
-        ),
-        epilog=EXAMPLES,
-    )
+def add_options(parser: Any) -> None:
     words = f"where to look (default: {', '.join(PLACES)})"
     parser.add_argument("places", metavar="DIR", nargs="*", type=Path, help=words)
     parser.add_argument("--output_dir", default="report", type=Path, help="where it is written (%(default)s)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

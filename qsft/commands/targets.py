@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+HELP = "every published variant as a choice of (γ, π̃)"
+DESCRIPTION = "The table of named targets, or one of them in full."
 EXAMPLES = """\
 examples:
   qsft targets               the table
@@ -11,16 +13,9 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "targets",
-        help="every published variant as a choice of (γ, π̃)",
-        description="The table of named targets, or one of them in full.",
-        epilog=EXAMPLES,
-    )
+def add_options(parser: Any) -> None:
     parser.add_argument("name", nargs="?", help="a row, to see it in full")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -3,6 +3,12 @@
 import argparse
 from typing import Any
 
+HELP = "train a recipe: data, teacher cache, training"
+USAGE = "qsft train [RECIPE] [--accelerate_config NAME] [--key value ...]"
+DESCRIPTION = (
+    "Train RECIPE (a file, or the name of a packaged recipe) with any of its keys replaced, or a training given by "
+    "options alone. --accelerate_config runs it on several processes: ddp, fsdp2, zero3 or a file."
+)
 EXAMPLES = """\
 examples:
   qsft train numina_qwen_math_1p5b --dry_run              what the packaged recipe would do here
@@ -14,20 +20,10 @@ examples:
 """
 
 
-def register(commands: Any) -> None:
-    parser = commands.add_parser(
-        "train",
-        usage="qsft train [RECIPE] [--accelerate_config NAME] [--key value ...]",
-        help="train a recipe: data, teacher cache, training",
-        description=(
-            "Train RECIPE (a file, or the name of a packaged recipe) with any of its keys replaced, or a training "
-            "given by options alone. --accelerate_config runs it on several processes: ddp, fsdp2, zero3 or a file."
-        ),
-        epilog=EXAMPLES,
-    )
+def add_options(parser: Any) -> None:
     # The keys of three dataclasses are too many for argparse, and `--target sft` must not take `sft` for the recipe.
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run, takes_overrides=True)
+    parser.set_defaults(takes_overrides=True)
 
 
 def run(args: argparse.Namespace) -> int | None:

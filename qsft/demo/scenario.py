@@ -77,6 +77,11 @@ def demonstrations(scenario: Scenario) -> Dataset:
     )
 
 
+def recipe_rows(seed: int) -> Dataset:
+    """What the recipe `demo` trains on."""
+    return demonstrations(Scenario(seed=seed))
+
+
 def as_dataset(documents: Sequence[list[str]], prompt: int = world.PROMPT_LENGTH) -> Dataset:
     """input_ids, labels, and for `cft` which tokens are critical: the results, where a chain is right or wrong."""
     ids = [world.encode(document) for document in documents]

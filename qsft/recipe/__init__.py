@@ -4,12 +4,27 @@ accelerate launch recipes/X.yaml --key value     ends in launch(__file__), the r
 qsft train recipes/X.yaml --key value            ends in train(read_recipe(…))
 """
 
+import os
 import sys
 from pathlib import Path
 
 from qsft.processes import exit_process
 
 PACKAGED = Path(__file__).parent / "files"  # the recipes that come with qsft, and their launch configurations
+
+
+def stay_offline_without_hub() -> None:
+    """The hub's libraries would retry for half a minute; call this before they are imported."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        if not getproxies():
+            socket.create_connection((host, 443), timeout=5).close()
+    except OSError:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def launch(file: str) -> None:

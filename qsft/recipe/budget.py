@@ -3,27 +3,41 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.filesize import decimal
 from rich.table import Table
+from transformers import AutoConfig, PretrainedConfig
 from trl import get_peft_config
 
 from qsft.data.sources import SOURCES
-from qsft.recipe.dry_run import optimiser_steps
 from qsft.recipe.head_cost import head_bytes, head_lines
 from qsft.recipe.job import Job, configure
 from qsft.recipe.memory import STRATEGIES, Memory, Rehearsed, Step, rehearse
-from qsft.recipe.offline import LABEL_TOKENS, known_config
 from qsft.recipe.recipe_file import Recipe
 from qsft.targets.view import IGNORED
 from qsft.teacher.encoding import row_bytes
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
 INDEX_BYTES = 64  # of a cache, per document
+
+# As in the models' own config.json.
+KEYS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "intermediate_size", "vocab_size", "tie_word_embeddings")  # fmt: skip
+QWEN_1P5B = ("qwen2", 1536, 28, 12, 2, 8960, 151_936, True)
+QWEN_7B = ("qwen2", 3584, 28, 28, 4, 18_944, 152_064, False)
+SHAPES = {
+    "Qwen/Qwen2.5-Math-1.5B": QWEN_1P5B,
+    "Qwen/Qwen2.5-1.5B": QWEN_1P5B,
+    "Qwen/Qwen2.5-Math-7B": QWEN_7B,
+    "Qwen/Qwen2.5-7B": QWEN_7B,
+    "Qwen/Qwen3-1.7B-Base": ("qwen3", 2048, 28, 16, 8, 6144, 151_936, True),
+    "meta-llama/Llama-3.2-3B": ("llama", 3072, 28, 24, 8, 8192, 128_256, True),
+    "meta-llama/Llama-3.1-8B": ("llama", 4096, 32, 32, 8, 14_336, 128_256, False),
+}
+
+# Label tokens per row, guessed from the kind of text: worked solutions, reasoning below 3,072 tokens, short answers.
+LABEL_TOKENS = {"numina": 400, "openr1": 1700, "m23k": 300}
 
 
 class Corpus(NamedTuple):
@@ -41,7 +55,7 @@ class Plan(NamedTuple):
     """What a recipe will need on the GPUs it was made for."""
 
     job: Job
-    config: "PretrainedConfig"
+    config: PretrainedConfig
     corpus: Corpus
     memory: dict[str, Memory]  # per GPU, by strategy
     full_logits: int
@@ -56,11 +70,16 @@ def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
     return Plan(job, config, corpus, *memory_plan(job, config, corpus))
 
 
-def model_shape(job: Job) -> "PretrainedConfig":
+def model_shape(job: Job) -> PretrainedConfig:
     """The student's configuration; of the paper's models the shape is known without asking the hub."""
-    name = str(job.model.model_name_or_path)
-    known = known_config(name) if not Path(name).is_dir() and job.model.model_revision in (None, "main") else None
-    return (known or job.config).get_text_config()
+    known = job.student in SHAPES and not Path(job.student).is_dir() and job.model.model_revision in (None, "main")
+    return (known_config(job.student) if known else job.config).get_text_config()
+
+
+def known_config(model: str) -> PretrainedConfig:
+    """The configuration of a model of the paper, as far as memory depends on it."""
+    shape: dict[str, Any] = dict(zip(KEYS, SHAPES[model]))
+    return AutoConfig.for_model(**shape, head_dim=128, dtype="bfloat16")
 
 
 def survey(job: Job) -> Corpus:
@@ -88,7 +107,7 @@ def survey(job: Job) -> Corpus:
     return Corpus(len(dataset), max(lengths), sum(labels), max(labels))
 
 
-def memory_plan(job: Job, config: "PretrainedConfig", corpus: Corpus) -> tuple[dict[str, Memory], int]:
+def memory_plan(job: Job, config: PretrainedConfig, corpus: Corpus) -> tuple[dict[str, Memory], int]:
     """Memory per GPU for every strategy, and for LoRA beside the full training; and what full logits would cost."""
     args, given = job.args, job.model.dtype
     mixed = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
@@ -112,7 +131,7 @@ def memory_plan(job: Job, config: "PretrainedConfig", corpus: Corpus) -> tuple[d
     return table, model.full_logits
 
 
-def _head_shape(job: Job, config: "PretrainedConfig", corpus: Corpus) -> tuple[int, int, int]:
+def _head_shape(job: Job, config: PretrainedConfig, corpus: Corpus) -> tuple[int, int, int]:
     """Label tokens of a micro-batch at most, hidden size, vocabulary."""
     return corpus.most_labels * job.args.per_device_train_batch_size, config.hidden_size, config.vocab_size
 
@@ -131,7 +150,7 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
         if corpus.label_tokens is not None:
             known = decimal(int(corpus.label_tokens * row) + corpus.documents * INDEX_BYTES)
         yield "teacher cache", f"{known} (top {args.teacher_top_k}, {args.teacher_cache_encoding}{guess})"
-    yield "optimiser steps", optimiser_steps(job, corpus.documents)
+    yield "optimiser steps", job.optimiser_steps(corpus.documents)
     per_gpu, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     product = f"{per_gpu} per GPU × {accumulation} accumulation × {job.processes} GPUs"
     yield "batch", f"{product}, rows of at most {corpus.longest} tokens"

@@ -1,14 +1,16 @@
 """A recipe made concrete on this machine: the trainer's configuration, the model's, the tokenizer, the data."""
 
+import math
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import AutoConfig, AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from qsft.curate.exercises import load_function
 from qsft.data.load import TrainingData, load_training_data
 from qsft.data.read import one_of, read_rows
 from qsft.evals.model_under_test import of_the_model
@@ -25,8 +27,26 @@ from qsft.train.trainer import TargetSFTTrainer
 if TYPE_CHECKING:
     from datasets import Dataset
 
-DEMO = "demo"  # the data set that the package makes itself
 DEFAULT_BATCH = 8  # TrainingArguments' per_device_train_batch_size
+
+
+class World(NamedTuple):
+    """A data set that is made from a seed together with its models, by functions that only their names tie to it."""
+
+    rows: str  # of a seed
+    models: str  # of a seed: the base and the teacher
+    gold: str  # how `qsft curate` finds the answer of a row, and verifies one
+    verifier: str
+
+
+WORLDS = {
+    "demo": World(
+        rows="qsft.demo.scenario:recipe_rows",
+        models="qsft.demo.foundation:demo_models",
+        gold="qsft.demo.curated:answer",
+        verifier="qsft.demo.curated:verify",
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -86,13 +106,12 @@ class Job:
         return replace(data, manifest={**data.manifest, **({"set aside": void} if void else {})})
 
     def stored_rows(self, settings: RecipeSettings) -> "Dataset":
-        """The rows as they are stored, before anything is made of them; the demo's are made from the seed."""
-        if settings.dataset != DEMO or settings.data_dir is not None:
+        """The rows as they are stored, before anything is made of them; a world's are made from the seed."""
+        world = WORLDS.get(settings.dataset or "")
+        if world is None or settings.data_dir is not None:
             return read_rows(settings)
-        from qsft.demo.scenario import Scenario, demonstrations
-
         one_of("dataset_split", settings.dataset_split, ["train"])
-        return demonstrations(Scenario(seed=self.args.seed))
+        return load_function("dataset", world.rows)(self.args.seed)
 
     def _drawn(self, rows: "Dataset") -> "Dataset":
         """A few rows more than asked for: some may have no label, or not be in the cache."""
@@ -108,6 +127,14 @@ class Job:
     def global_batch(self) -> int:
         """Sequences per optimiser step over all processes."""
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self.processes
+
+    def optimiser_steps(self, rows: int) -> int | str:
+        """Steps of the whole run; unknown where packing decides how many rows there are."""
+        if self.args.max_steps > 0:
+            return self.args.max_steps
+        if self.args.packing:
+            return "known after packing"
+        return math.ceil(-(-rows // self.global_batch) * self.args.num_train_epochs)
 
     @cached_property
     def cache_path(self) -> Path | None:
@@ -155,12 +182,11 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
     settings, model, values = recipe.settings, ModelConfig(**recipe.part(ModelConfig)), recipe.part(TargetSFTConfig)
     # Before anything is downloaded: a wrong target is refused now.
     target = make_target(recipe.values.get("target", DEFAULT_TARGET), **recipe.values.get("target_kwargs") or {})
-    if settings.dataset == DEMO and model.model_name_or_path is None:
-        from qsft.demo.foundation import demo_models
-
-        models = demo_models(values.get("seed", 0))
-        model.model_name_or_path = str(models.base)
-        values.setdefault("teacher_model_name_or_path", str(models.teacher))
+    world = WORLDS.get(settings.dataset or "")
+    if world is not None and model.model_name_or_path is None:
+        base, teacher = load_function("dataset", world.models)(values.setdefault("seed", 0))
+        model.model_name_or_path = str(base)
+        values.setdefault("teacher_model_name_or_path", str(teacher))
     if model.model_name_or_path is None:
         raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
     on_paper, processes = processes is not None, processes or world_size()

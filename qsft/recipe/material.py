@@ -1,28 +1,33 @@
-"""A recipe's data and model as a data-level method takes them, and the training between two of its rounds.
+"""A recipe's data and model as other rooms take them: a data-level method its material, a picture its subject.
 
 qsft curate rft RECIPE --n 8                 calls curate_recipe
 curate: {"method": "rft", "n": 8}            in a recipe calls it before training, and trains on what it made
+qsft explore tokens RECIPE                   calls subject_of
 """
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qsft.curate.catalogue import Options, find_method, settings_of
 from qsft.curate.curation import Material, curate
+from qsft.data.read import load_documents
 from qsft.data.sources import find_source
 from qsft.processes import is_main, process_group
-from qsft.recipe.job import DEMO, Job, configure
+from qsft.recipe.job import WORLDS, Job, configure
 from qsft.recipe.keys import ORIGIN, RecipeSettings
-from qsft.recipe.recipe_file import read_recipe
+from qsft.recipe.recipe_file import DEFAULT_TARGET, read_recipe
+from qsft.targets.zoo import make_target
+from qsft.teacher.documents import Documents
+from qsft.teacher.lookup import TeacherCache
+from qsft.teacher.source import default_device
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-# How the demo's rows are verified, and what a hint tells about them.
-DEMO_GOLD, DEMO_VERIFIER = "qsft.demo.curated:answer", "qsft.demo.curated:verify"
 
 
 def curate_recipe(method: str, name: str | None, given: Namespace, words: Sequence[str]) -> str:
@@ -50,8 +55,8 @@ def conclusion(manifest: Mapping[str, Any], out: Path, recipe: str | None) -> st
 
 def curate_job(job: Job, method: str, settings: Mapping[str, Any], out: Path, options: Options) -> dict[str, Any]:
     """The manifest of the data set that a method makes of a job's training rows, in `out`."""
-    if job.settings.dataset == DEMO:
-        options = replace(options, gold=options.gold or DEMO_GOLD, verifier=options.verifier or DEMO_VERIFIER)
+    if world := WORLDS.get(job.settings.dataset or ""):
+        options = replace(options, gold=options.gold or world.gold, verifier=options.verifier or world.verifier)
     return curate(method, settings, material(job, options.limit), out, options)
 
 
@@ -97,3 +102,58 @@ def curated_settings(job: Job) -> RecipeSettings:
     curate_job(job, wanted.pop("method"), wanted, out, options)
     origin: dict[str, Any] = {"dataset": str(out), **dict.fromkeys(ORIGIN, None), "dataset_split": "train"}
     return replace(job.settings, **origin, curate=None)
+
+
+class Subject(NamedTuple):
+    """A student, what it is shown, and what it is to learn from."""
+
+    model: Any
+    tokenizer: Any
+    documents: Iterable[Mapping[str, Any]]
+    target: Any
+    teacher: Any
+
+
+def subject_of(asked: Namespace) -> Subject:
+    """The subject that the options of `qsft explore` name; `overrides` replace keys of the recipe."""
+    if asked.n < 1:
+        raise ValueError(f"--n {asked.n}: at least one document is needed.")
+    words = target_words(asked.target)
+    if asked.recipe is not None:
+        given = {"model_name_or_path": asked.model, "teacher_cache": asked.teacher_cache}
+        words += [*asked.overrides, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
+        # Prepared by the trainer as for training, of a random draw of its rows.
+        job = configure(read_recipe(asked.recipe, words)).sampled(asked.n, asked.seed)
+        trainer = job.trainer()
+        known = (d for d in Documents(trainer.train_dataset) if trainer.cache is None or d in trainer.cache)
+        return Subject(trainer.model, job.tokenizer, known, trainer.target, trainer.cache or trainer.live)
+    if asked.model is None or asked.teacher_cache is None:
+        raise ValueError("name a RECIPE, or give --model and --teacher_cache (and --dataset_path for your documents).")
+    if asked.overrides:
+        raise ValueError(f"{asked.overrides[0]} is a key of a recipe, but no RECIPE is named.")
+    documents = load_documents(asked.dataset_path).shuffle(seed=asked.seed) if asked.dataset_path else None
+    return _subject_of_cache(asked.model, asked.teacher_cache, words, documents)
+
+
+def _subject_of_cache(model: str, path: str, words: Sequence[str], documents: Any) -> Subject:
+    """A model and a cache, with the given documents that it holds, or the ones it keeps whole."""
+    cache, values = TeacherCache(path), read_recipe(None, words).values
+    target = make_target(values.get("target", DEFAULT_TARGET), **values.get("target_kwargs", {}))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    student: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+    cache.check_student(tokenizer, student.config.get_text_config().vocab_size)
+    kept: Iterable[Mapping[str, Any]] = (row for row in documents or () if row in cache)
+    if documents is None:
+        kept = [{"input_ids": input_ids, "labels": labels} for input_ids, labels in cache.samples()]
+    return Subject(student.to(default_device()), tokenizer, kept, target, cache)
+
+
+def target_words(words: Sequence[str]) -> list[str]:
+    """`--target target eta=0.2` as a recipe's overrides."""
+    if not words:
+        return []
+    name, *pairs = words
+    for pair in pairs:
+        if "=" not in pair:
+            raise ValueError(f"--target {name}: {pair!r} is no hyper-parameter; write KEY=VALUE, and the RECIPE first.")
+    return ["--target", name, *(f"--target_kwargs.{pair}" for pair in pairs)]

@@ -110,9 +110,10 @@ def test_the_table_of_targets_keeps_its_brackets(capsys, monkeypatch):
     assert "1[p_y > 0.1]" in capsys.readouterr().out
 
 
-def test_unknown_arguments_are_refused(capsys):
+@pytest.mark.parametrize("words", [["targets", "--nonsense"], ["--nonsense"]])
+def test_unknown_arguments_are_refused(words, capsys):
     with pytest.raises(SystemExit) as error:
-        main(["targets", "--nonsense"])
+        main(words)
     assert error.value.code == 2
 
 

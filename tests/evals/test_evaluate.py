@@ -18,17 +18,7 @@ from qsft.evals.grade import Grade, grade
 from qsft.evals.tasks import Problem, Task
 
 FREE = ("--prompt", "plain", "--samples", "4", "--max_new_tokens", "8")
-ENTRY = """
-import argparse, sys
-from qsft.commands import eval as command
-parser = argparse.ArgumentParser()
-command.register(parser.add_subparsers())
-args = parser.parse_args(sys.argv[1:])
-try:
-    sys.exit(args.run(args))
-except ValueError as error:
-    sys.exit(f"qsft: {error}")
-"""
+ENTRY = "from qsft.cli import command\ncommand()\n"
 
 
 def start(*words, launcher=("-c", ENTRY)):

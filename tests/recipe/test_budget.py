@@ -7,9 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qsft.cli import main
-from qsft.recipe.budget import make_plan
+from qsft.recipe.budget import LABEL_TOKENS, SHAPES, known_config, make_plan
 from qsft.recipe.memory import STRATEGIES
-from qsft.recipe.offline import LABEL_TOKENS, SHAPES, known_config
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.teacher.encoding import row_bytes
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from qsft.files import shown
 
-PLACES = ("runs", "sweeps", "evals")  # where trainings, sweeps and evaluations of hub models go by default
 HELP = "one table of all evaluated runs: settings × methods, beside the paper's"
 DESCRIPTION = (
     "Collects every evaluated run, groups the runs by setting and puts averages with intervals beside the published "
@@ -20,8 +19,7 @@ examples:
 
 
 def add_options(parser: Any) -> None:
-    words = f"where to look (default: {', '.join(PLACES)})"
-    parser.add_argument("places", metavar="DIR", nargs="*", type=Path, help=words)
+    parser.add_argument("places", metavar="DIR", nargs="*", type=Path, help="(default: runs, sweeps and evals)")
     parser.add_argument("--output_dir", default="report", type=Path, help="where it is written (%(default)s)")
 
 
@@ -29,6 +27,6 @@ def run(args: argparse.Namespace) -> None:
     """Collect, write, print the table and say where the page is."""
     from qsft.recipe.overview import overview, to_markdown, write_overview
 
-    summary = overview(args.places or [place for place in map(Path, PLACES) if place.is_dir()])
+    summary = overview(args.places)
     page = write_overview(summary, args.output_dir)
     print(f"{to_markdown(summary)}\n{shown(page)}")

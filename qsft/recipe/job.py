@@ -5,12 +5,12 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import AutoConfig, AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from qsft.curate.exercises import load_function
 from qsft.data.load import TrainingData, load_training_data
 from qsft.data.read import one_of, read_rows
 from qsft.evals.model_under_test import of_the_model
@@ -111,7 +111,7 @@ class Job:
         if world is None or settings.data_dir is not None:
             return read_rows(settings)
         one_of("dataset_split", settings.dataset_split, ["train"])
-        return load_function("dataset", world.rows)(self.args.seed)
+        return resolve_name(world.rows)(self.args.seed)
 
     def _drawn(self, rows: "Dataset") -> "Dataset":
         """A few rows more than asked for: some may have no label, or not be in the cache."""
@@ -180,21 +180,21 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
     With `processes` given it is a job on paper, for that many processes: no device is asked what it can do.
     """
     settings, model, values = recipe.settings, ModelConfig(**recipe.part(ModelConfig)), recipe.part(TargetSFTConfig)
-    # Before anything is downloaded: a wrong target is refused now.
+    # A wrong target or batch is refused before anything is downloaded or, in a world, trained.
     target = make_target(recipe.values.get("target", DEFAULT_TARGET), **recipe.values.get("target_kwargs") or {})
-    world = WORLDS.get(settings.dataset or "")
-    if world is not None and model.model_name_or_path is None:
-        base, teacher = load_function("dataset", world.models)(values.setdefault("seed", 0))
-        model.model_name_or_path = str(base)
-        values.setdefault("teacher_model_name_or_path", str(teacher))
-    if model.model_name_or_path is None:
-        raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
     on_paper, processes = processes is not None, processes or world_size()
     values["output_dir"] = recipe.output_dir
     if settings.global_batch_size is not None:
         wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)
         batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
         values |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+    world = WORLDS.get(settings.dataset or "")
+    if world is not None and model.model_name_or_path is None:
+        base, teacher = resolve_name(world.models)(values.setdefault("seed", 0))
+        model.model_name_or_path = str(base)
+        values.setdefault("teacher_model_name_or_path", str(teacher))
+    if model.model_name_or_path is None:
+        raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
     job = Job(recipe, settings, model, _trainer_config(values, model, on_paper), processes, target)
     if on_paper:
         return job
@@ -216,7 +216,7 @@ def _trainer_config(values: dict[str, Any], model: ModelConfig, on_paper: bool) 
         if "use_cpu" not in str(error):
             raise
         raise ValueError(
-            "this recipe trains in bf16 on a GPU, and none was found. To try it on the CPU add "
+            "this training is in bf16 on a GPU, and none was found. To try it on the CPU add "
             "--use_cpu true --bf16 false, with small models; `qsft plan` needs no GPU."
         ) from error
     loading = {"revision": model.model_revision, "trust_remote_code": args.trust_remote_code}

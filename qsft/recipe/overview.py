@@ -17,13 +17,15 @@ from qsft import page
 from qsft.evals import stats
 from qsft.evals.eval_directory import graded_tasks, read_result
 from qsft.evals.published import Published, paper, published_setting
-from qsft.evals.report_page import paragraphs, points_with_intervals
-from qsft.evals.summary import markdown_table, percent, with_interval
+from qsft.evals.report_page import paragraphs, plot, points_with_intervals
+from qsft.evals.summary import percent, with_interval
+from qsft.evals.summary import to_markdown as tables_to_markdown
 from qsft.files import read_json, shown, write_json, write_text
 from qsft.recipe.recipe_file import run_name
 from qsft.recipe.trained import BASE, RECORD, base_words, recorded, student_of
 
 PAPER_METHODS = Published({}, paper()["methods"])
+DEFAULT_PLACES = ("runs", "sweeps", "evals")  # where trainings, sweeps and evaluations of hub models go by default
 SUMMARY = "summary.json"  # what an evaluation writes last
 FIRST = (BASE, "sft", "dft", "kd_hybrid", "target")  # the paper's columns, in its order
 UNTRAINED: dict[str, Any] = {"recipe": None, "target": BASE, "target_kwargs": {}, "values": {}}
@@ -57,7 +59,10 @@ def collect(places: Sequence[Path]) -> tuple[list[Evaluated], list[Path]]:
     """Every evaluation below some directories, the newest last, and the trained runs that were not evaluated."""
     absent = [str(place) for place in places if not place.is_dir()]
     if absent:
-        raise FileNotFoundError(f"there is no directory {', '.join(absent)} to collect evaluated runs from.")
+        raise FileNotFoundError(
+            f"there is no directory {', '.join(absent)} to collect evaluated runs from. Name one that `qsft train`, "
+            "`qsft sweep` or `qsft eval` wrote into."
+        )
     found = {path.parent for place in places for path in place.rglob(SUMMARY) if (path.parent / "grades").is_dir()}
     newest_last = sorted(found, key=lambda directory: (directory / SUMMARY).stat().st_mtime_ns)
     trained = sorted({path.parent for place in places for path in place.rglob(RECORD)})
@@ -71,11 +76,14 @@ def _evaluated(directory: Path) -> Evaluated:
 
 
 def overview(places: Sequence[Path]) -> Overview:
-    """What report.json holds: settings with their cells and published numbers, wins, what is missing, notes."""
-    evaluations, unevaluated = collect(places)
+    """What report.json holds: settings with their cells and published numbers, wins, what is missing, notes.
+
+    places: directories to look in; none are those that trainings, sweeps and evaluations go to by default.
+    """
+    evaluations, unevaluated = collect(places or [place for place in map(Path, DEFAULT_PLACES) if place.is_dir()])
     names = dict.fromkeys(str(one.record["recipe"]) for one in evaluations if one.record["recipe"] is not None)
     if not names:
-        where = ", ".join(map(str, places))
+        where = ", ".join(map(str, places or DEFAULT_PLACES))
         raise FileNotFoundError(
             f"no evaluated run of a recipe below {where}. Train one (`qsft train RECIPE`), evaluate it (`qsft eval "
             "RUN`) and report again."
@@ -194,10 +202,9 @@ def notes(summary: Overview) -> list[str]:
 
 def to_markdown(summary: Overview) -> str:
     """The table, the notes, and what is missing."""
-    lines = [CAPTION, "", *markdown_table(*table(summary)), "", *(f"- {note}" for note in notes(summary))]
-    if summary["missing"]:
-        lines += ["", "Missing, and the command that fills it:", "", *(f"    {line}" for line in summary["missing"])]
-    return "\n".join([*lines, ""])
+    missing = ["", "Missing, and the command that fills it:", "", *(f"    {line}" for line in summary["missing"]), ""]
+    text = tables_to_markdown([(CAPTION, *table(summary))], notes(summary))
+    return text + "\n".join(missing if summary["missing"] else [])
 
 
 def to_latex(summary: Overview) -> str:
@@ -224,16 +231,14 @@ def _tex_cell(cell: Mapping[str, Any] | None, *, bold: bool) -> str:
 
 def figure(summary: Overview) -> Any:
     """Averages by setting, one colour per method, published values as crosses of the same colour."""
-    import plotly.graph_objects as go
-
     traces, settings = [], summary["settings"]
     for method, colour in zip(summary["methods"], page.COLOURS * len(summary["methods"])):
         have = [name for name, one in settings.items() if method in one["cells"]]
         points = points_with_intervals([settings[name]["cells"][method]["acc"] for name in have])
-        marker = {**points.pop("marker"), "color": colour}
-        traces.append(go.Scatter(x=have, name=method, mode="markers", marker=marker, **points))
+        marker = {**points["marker"], "color": colour}
+        traces.append({"x": have, "name": method, "mode": "markers", **points, "marker": marker})
         known = [name for name, one in settings.items() if method in one["published"]]
         printed = [100 * settings[name]["published"][method] for name in known]
         cross = {"symbol": "x-thin", "size": 9, "color": colour, "line": {"width": 2, "color": colour}}
-        traces.append(go.Scatter(x=known, y=printed, name=f"{method}, published", mode="markers", marker=cross))
-    return go.Figure(traces, go.Layout(yaxis={"title": "%", "rangemode": "tozero"}, scattermode="group"))
+        traces.append({"x": known, "y": printed, "name": f"{method}, published", "mode": "markers", "marker": cross})
+    return plot(traces, y="%", yaxis_rangemode="tozero", scattermode="group")

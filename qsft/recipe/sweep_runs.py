@@ -52,7 +52,7 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
     >>> [run.name for run in expand_grid(["target=sft,target", "eta=0.2,0.5"])]
     ['sft', 'target-eta0.2', 'target-eta0.5']
     """
-    axes = dict(_axis(word) for word in words)
+    axes = _axes(words)
     targets = [str(name) for name in axes.pop("target", ["target"])]
     runs = [run for target in targets for run in _points(target, axes)]
     for name in axes:
@@ -60,16 +60,24 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
             rows = [TARGETS[target] for target in targets if target != BASE]
             known = {key for row in rows for key in inspect.signature(row).parameters}
             raise ValueError(
-                f"none of the targets {', '.join(targets)} has a hyper-parameter {name!r}.{did_you_mean(name, known)}"
+                f"none of the targets {', '.join(targets)} has a hyper-parameter {name!r}.{did_you_mean(name, known)} "
+                f"They take: {', '.join(sorted(known)) or 'none'}. A key of the recipe is not varied but holds for the "
+                f"whole sweep: --{name} value, and another --directory for another value."
             )
     return runs
 
 
-def _axis(word: str) -> tuple[str, list[Any]]:
-    name, equals, values = word.partition("=")
-    if not equals or not values:
-        raise ValueError(f"--grid {word!r} is not `name=value,value`, such as target=sft,dft or eta=0.2,0.5.")
-    return name, [read_word(value) for value in values.split(",")]
+def _axes(words: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of every name of the grid, each value once."""
+    axes: dict[str, list[Any]] = {}
+    for word in words:
+        name, _, values = word.partition("=")
+        if not name or not all(values.split(",")):
+            raise ValueError(f"--grid {word!r} is not `name=value,value`, such as target=sft,dft or eta=0.2,0.5.")
+        if name in axes:
+            raise ValueError(f"--grid says {name} twice. Write all its values as one word: {name}=value,value.")
+        axes[name] = [read_word(value) for value in dict.fromkeys(values.split(","))]
+    return axes
 
 
 def _points(target: str, axes: dict[str, list[Any]]) -> Iterator[Run]:
@@ -125,7 +133,7 @@ class Sweep:
 
     def plan(self) -> str:
         """The runs and what is left to do for each; runs that were started with different arguments are refused."""
-        lines = [f"{len(self.runs)} runs of {self.recipe} in {self.directory}:"]
+        lines = [f"{len(self.runs)} runs of {self.recipe} in {shown(self.directory)}:"]
         for run in self.runs:
             self._refuse_different_words(run)
             left = [step for step in self.words(run) if step not in self.done(run)]
@@ -169,9 +177,9 @@ class Sweep:
         for step, words in self.words(run).items():
             if kept[step] and started.get(step) != words:
                 raise ValueError(
-                    f"the {step} step of {run.name} in {self.directory} was started with different arguments: "
+                    f"the {step} step of {run.name} in {shown(self.directory)} was started with different arguments: "
                     f"`{shlex.join(started.get(step, ['unknown']))}` there, `{shlex.join(words)}` now. "
-                    f"Give another --directory, or delete {self.directory / run.name} and its entry in sweep.json."
+                    f"Give another --directory, or delete {shown(self.directory / run.name)} and its entry in sweep.json."
                 )
 
     def _start(self, run: Run, step: str, command: list[str]) -> None:

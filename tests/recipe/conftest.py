@@ -1,34 +1,9 @@
-"""The words that point a recipe at the tiny models and data, and two small architectures."""
+"""The words that point a recipe at the tiny models and data."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig, Qwen2Config
-
-QWEN = Qwen2Config(
-    vocab_size=2000,
-    hidden_size=256,
-    intermediate_size=688,
-    num_hidden_layers=2,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-)
-LLAMA = LlamaConfig(
-    vocab_size=1003,  # a number that no GPU count divides
-    hidden_size=96,
-    intermediate_size=256,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    tie_word_embeddings=True,
-)
-
-
-@pytest.fixture(params=[QWEN, LLAMA], ids=["qwen", "llama"])
-def config(request):
-    """Two small architectures: grouped attention with biases, and a tied head of an odd size."""
-    return request.param
 
 
 @dataclass(frozen=True)

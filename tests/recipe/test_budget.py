@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qsft.cli import main
+from qsft.recipe import budget
 from qsft.recipe.budget import LABEL_TOKENS, SHAPES, known_config, make_plan
 from qsft.recipe.memory import STRATEGIES
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
@@ -85,16 +86,36 @@ def test_every_student_of_the_paper_is_known():
     assert {recipe.values["dataset"] for recipe in papers} == set(LABEL_TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "steps"),
-    [
-        ("openr1_qwen_math_1p5b", 58),
-        pytest.param("numina_qwen3_1p7b", 264, marks=pytest.mark.slow),
-        pytest.param("m23k_llama_8b", 91, marks=pytest.mark.slow),
-    ],
-)
-def test_a_packaged_recipe_is_planned_without_a_network(recipe, steps, capsys):
+STEPS = {"openr1": 58, "numina": 264, "m23k": 91}
+PAPERS = [file.stem for file in packaged_recipes() if file.stem != "demo"]
+
+
+@pytest.mark.parametrize("recipe", PAPERS)
+def test_every_recipe_of_the_paper_is_planned_without_a_network(recipe, capsys, monkeypatch):
+    # Two layers of the model are rehearsed; the slow test rehearses all.
+    monkeypatch.setattr(budget, "known_config", shallow(known_config))
+    says_what_was_published(recipe, capsys)
+
+
+def shallow(known):
+    def two_layers(model):
+        config = known(model)
+        config.num_hidden_layers = 2
+        return config
+
+    return two_layers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["openr1_qwen_math_1p5b", "numina_qwen3_1p7b", "m23k_llama_8b"])
+def test_all_layers_of_a_model_are_rehearsed_without_a_network(recipe, capsys):
+    says_what_was_published(recipe, capsys)
+
+
+def says_what_was_published(recipe, capsys):
     assert main(["plan", recipe, "--gpus", "8"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"optimiser steps {steps} " in printed
+    assert f"optimiser steps {STEPS[recipe.split('_')[0]]} " in printed
     assert printed.count("an estimate") == 3  # documents, label tokens, the cache's size
+    assert "head on H100" in printed
+    assert "a model, not a measurement" in printed

@@ -2,10 +2,34 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from qsft.recipe.head_cost import head_bytes
 from qsft.recipe.memory import STRATEGIES, Memory, Step, backbone, ddp, fsdp2, plain_head, rehearse, zero2, zero3
+
+QWEN = Qwen2Config(
+    vocab_size=2000,
+    hidden_size=256,
+    intermediate_size=688,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+)
+LLAMA = LlamaConfig(
+    vocab_size=1003,  # a number that no GPU count divides
+    hidden_size=96,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.fixture(params=[QWEN, LLAMA], ids=["qwen", "llama"])
+def config(request):
+    """Two small architectures: grouped attention with biases, and a tied head of an odd size."""
+    return request.param
 
 
 def nbytes(tensors):
@@ -124,7 +148,15 @@ def test_totals_are_the_sum_of_the_parts():
 
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "plain"])
 @pytest.mark.parametrize(
-    ("dtype", "autocast"), [(torch.float32, None), (torch.bfloat16, torch.bfloat16)], ids=["float32", "bf16"]
+    ("config", "dtype", "autocast"),
+    [
+        (QWEN, torch.float32, None),
+        (LLAMA, torch.float32, None),
+        (LLAMA, torch.bfloat16, torch.bfloat16),
+        # A CPU multiplies bf16 slowly: the smaller model proves the same
+        pytest.param(QWEN, torch.bfloat16, torch.bfloat16, marks=pytest.mark.slow),
+    ],
+    ids=["qwen-float32", "llama-float32", "llama-bf16", "qwen-bf16"],
 )
 def test_activations_are_within_a_fifth_of_the_profilers_peak(config, checkpointing, dtype, autocast, profiled_peak):
     step = Step(4, 160, dtype, autocast, checkpointing)

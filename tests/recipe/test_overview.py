@@ -96,6 +96,8 @@ def test_a_run_that_lacks_a_task_is_missing_and_of_two_alike_the_newest_counts(t
 
 def test_the_command_writes_page_and_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 2
+    assert "no evaluated run of a recipe below runs, sweeps, evals. Train one" in capsys.readouterr().err
     write_run(tmp_path / "runs", "sft", 0.3)
     write_run(tmp_path / "runs", "target", 0.8, eta=0.5)
     assert main(["report"]) == 0
@@ -106,6 +108,7 @@ def test_the_command_writes_page_and_tables(tmp_path, monkeypatch, capsys):
     assert "Settings and methods" in (tmp_path / "report" / "report.html").read_text()
     assert json.loads((tmp_path / "report" / "report.json").read_text())["wins"] == {"target-eta0.5": 1}
     assert main(["report", "nowhere"]) == 2
+    assert "no directory nowhere to collect evaluated runs from. Name one" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["report", "empty"]) == 2
     assert "no evaluated run of a recipe" in capsys.readouterr().err

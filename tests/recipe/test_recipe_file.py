@@ -276,3 +276,11 @@ def test_a_teacher_that_is_named_takes_the_place_of_the_demos_own(monkeypatch, t
     for words, teacher in (([], str(tmp_path / "teacher")), (["--teacher_model_name_or_path", "mine"], "mine")):
         job = configure(read_recipe("demo", words), processes=1)
         assert (job.model.model_name_or_path, job.args.teacher_model_name_or_path) == (str(tmp_path / "base"), teacher)
+
+
+def test_a_wrong_batch_is_refused_before_the_demos_models_are_trained(monkeypatch):
+    from qsft.demo import foundation
+
+    monkeypatch.setattr(foundation, "demo_models", lambda seed: pytest.fail("models were made"))
+    with pytest.raises(ValueError, match="global_batch_size=64 cannot be divided over 3 processes"):
+        configure(read_recipe("demo"), processes=3)

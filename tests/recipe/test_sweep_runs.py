@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qsft.cli import main
+from qsft.recipe import sweep_runs
 from qsft.recipe.job import configure
 from qsft.recipe.recipe_file import read_recipe
 from qsft.recipe.sweep_runs import Run, Sweep, expand_grid
@@ -21,12 +23,16 @@ def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
     assert [run.name for run in runs] == ["sft", "kd_hybrid-c0.5", "target-eta0.2", "target-eta1.0"]
     assert runs[2].words == ["--target", "target", "--target_kwargs.eta=0.2"]
     assert expand_grid(["eta=0.5"]) == [Run("target", {"eta": 0.5})]
+    assert expand_grid(["target=sft,sft"]) == [Run("sft", {})]
 
 
 @pytest.mark.parametrize(
     ("grid", "words"),
     [
         (["target"], "name=value"),
+        (["target=sft,"], "name=value"),
+        (["target=sft", "target=dft"], "says target twice. Write all its values as one word"),
+        (["target=target", "learning_rate=1e-5"], "holds for the whole sweep: --learning_rate value"),
         (["target=sfft"], "Did you mean 'sft'"),
         (["target=sft", "eta=1"], "none of the targets sft has a hyper-parameter 'eta'"),
         (["target=target", "etta=1"], "Did you mean 'eta'"),
@@ -84,6 +90,8 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
     tmp_path, local_words, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
+    # In this process: the next tests start real ones.
+    monkeypatch.setattr(sweep_runs, "run_child", lambda command, receivers: (main(command[3:]), False))
     (tmp_path / "sums.jsonl").write_text('{"problem": "w1 + w2 = ?", "answer": "3"}\n')
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=base,target", "--directory", "sweep"]
     words += ["--eval", "--tasks sums.jsonl --samples 2 --max_new_tokens 4", *local_words()]
@@ -121,7 +129,33 @@ def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, local
     assert main([*words, "--model_name_or_path", "other", "--dry_run"]) == 0  # nothing is kept that would not fit
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=str)
+# A training that takes a second: it says that it has begun, and at a signal it saves and exits with 0.
+STOPPABLE = """
+import pathlib, signal, sys
+run = pathlib.Path(sys.argv[1])
+def stop(*_):
+    (run / "checkpoint-1").mkdir()
+    sys.exit(0)
+signal.signal(signal.SIGINT, stop)
+run.mkdir(parents=True)
+(run / "run.json").write_text("{}")
+signal.pause()
+"""
+
+
+def test_a_training_that_a_signal_stopped_is_not_called_trained(tmp_path, monkeypatch, capfd):
+    run = tmp_path / "sft"
+    commands = {"train": [sys.executable, "-c", STOPPABLE, str(run)], "eval": ["never started"]}
+    monkeypatch.setattr(Sweep, "commands", lambda *_: commands)
+    threading.Thread(target=signal_when_there, args=(run / "run.json", signal.SIGINT), daemon=True).start()
+    assert main(["sweep", "demo", "--grid", "target=sft", "--directory", str(tmp_path)]) == 130
+    assert "rerun the command to continue" in capfd.readouterr().err
+    assert (run / "checkpoint-1").is_dir()  # it was waited for
+    assert json.loads((tmp_path / "sweep.json").read_text())["sft"]["done"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
 def test_a_signal_waits_for_the_checkpoint_and_the_run_is_not_called_trained(number, tmp_path, local_words, capfd):
     sweep = tmp_path / "sweep"
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--directory", str(sweep)]

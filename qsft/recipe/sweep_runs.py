@@ -172,14 +172,14 @@ class Sweep:
         return name if table and table.shares(graded_tasks(self.evaluation(self.runs[0]))) else None
 
     def _refuse_different_words(self, run: Run) -> None:
-        started, done = self.state().get(run.name, {}), self.done(run)
+        started, done, place = self.state().get(run.name, {}), self.done(run), shown(self.directory)
         kept = {"train": "train" in done or bool(checkpoints(self.directory / run.name)), "eval": "eval" in done}
         for step, words in self.words(run).items():
             if kept[step] and started.get(step) != words:
                 raise ValueError(
-                    f"the {step} step of {run.name} in {shown(self.directory)} was started with different arguments: "
+                    f"the {step} step of {run.name} in {place} was started with different arguments: "
                     f"`{shlex.join(started.get(step, ['unknown']))}` there, `{shlex.join(words)}` now. "
-                    f"Give another --directory, or delete {shown(self.directory / run.name)} and its entry in sweep.json."
+                    f"Give another --directory, or delete {place}/{run.name} and its entry in sweep.json."
                 )
 
     def _start(self, run: Run, step: str, command: list[str]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -29,23 +29,14 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH = 8  # TrainingArguments' per_device_train_batch_size
 
-
-class World(NamedTuple):
-    """A data set that is made from a seed together with its models, by functions that only their names tie to it."""
-
-    rows: str  # of a seed
-    models: str  # of a seed: the base and the teacher
-    gold: str  # how `qsft curate` finds the answer of a row, and verifies one
-    verifier: str
-
-
+# Data sets that are made from a seed together with their models, by functions that this room knows by name alone.
 WORLDS = {
-    "demo": World(
-        rows="qsft.demo.scenario:recipe_rows",
-        models="qsft.demo.foundation:demo_models",
-        gold="qsft.demo.curated:answer",
-        verifier="qsft.demo.curated:verify",
-    )
+    "demo": {
+        "rows": "qsft.demo.scenario:recipe_rows",  # of a seed
+        "models": "qsft.demo.foundation:demo_models",  # of a seed: the base and the teacher
+        "gold": "qsft.demo.curated:answer",  # how `qsft curate` finds the answer of a row, and verifies one
+        "verifier": "qsft.demo.curated:verify",
+    }
 }
 
 
@@ -111,7 +102,7 @@ class Job:
         if world is None or settings.data_dir is not None:
             return read_rows(settings)
         one_of("dataset_split", settings.dataset_split, ["train"])
-        return resolve_name(world.rows)(self.args.seed)
+        return resolve_name(world["rows"])(self.args.seed)
 
     def _drawn(self, rows: "Dataset") -> "Dataset":
         """A few rows more than asked for: some may have no label, or not be in the cache."""
@@ -190,7 +181,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
         values |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
     world = WORLDS.get(settings.dataset or "")
     if world is not None and model.model_name_or_path is None:
-        base, teacher = resolve_name(world.models)(values.setdefault("seed", 0))
+        base, teacher = resolve_name(world["models"])(values.setdefault("seed", 0))
         model.model_name_or_path = str(base)
         values.setdefault("teacher_model_name_or_path", str(teacher))
     if model.model_name_or_path is None:

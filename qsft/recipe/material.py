@@ -56,7 +56,7 @@ def conclusion(manifest: Mapping[str, Any], out: Path, recipe: str | None) -> st
 def curate_job(job: Job, method: str, settings: Mapping[str, Any], out: Path, options: Options) -> dict[str, Any]:
     """The manifest of the data set that a method makes of a job's training rows, in `out`."""
     if world := WORLDS.get(job.settings.dataset or ""):
-        options = replace(options, gold=options.gold or world.gold, verifier=options.verifier or world.verifier)
+        options = replace(options, gold=options.gold or world["gold"], verifier=options.verifier or world["verifier"])
     return curate(method, settings, material(job, options.limit), out, options)
 
 

@@ -157,8 +157,7 @@ def _missing(name: str, setting: Mapping[str, Any], methods: Sequence[str], trai
     for run in trained:
         record = recorded(run)
         if record["recipe"] == name:
-            method = run_name(record["target"], record["target_kwargs"])
-            commands[method] = f"qsft eval {shlex.quote(shown(run))}"
+            commands[run_name(record["target"], record["target_kwargs"])] = f"qsft eval {shlex.quote(shown(run))}"
     rows = {cell["row"] for cell in setting["cells"].values()}  # target-eta0.2 is the paper's Target-SFT too
     for method in methods:
         if method not in setting["cells"] and not (method in FIRST and PAPER_METHODS.row_of(method, {}) in rows):

@@ -123,10 +123,16 @@ class StopOnSignal(TrainerCallback):
 def dry_run(job: Job) -> None:
     """Print the resolved configuration, the data, the steps and the state of the cache, in the order they are known."""
     for part in (configuration, data, steps, teacher):
-        print(f"\n{part.__name__}", flush=True)
+        say(f"\n{part.__name__}")
         for name, value in part(job):
-            print(f"  {name:<30} {value}", flush=True)
-    print("\nNothing was trained: leave --dry_run out to start.")
+            say(f"  {name:<30} {value}")
+    say("\nNothing was trained: leave --dry_run out to start.")
+
+
+def say(line: str) -> None:
+    """Print a line at once, from one of several processes."""
+    if is_main():
+        print(line, flush=True)
 
 
 def configuration(job: Job) -> Iterator[tuple[str, Any]]:

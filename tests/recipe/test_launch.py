@@ -112,6 +112,12 @@ def test_python_runs_a_recipe(tiny_run, monkeypatch, capsys):
     assert "Did you mean 'learning_rate'?" in capsys.readouterr().err
 
 
+def test_of_several_processes_one_describes_the_run(tiny_run, monkeypatch, capsys):
+    monkeypatch.setattr("qsft.recipe.run_recipe.is_main", lambda: False)
+    train(read_recipe("numina_qwen_math_1p5b", [*tiny_run("numina").words, "--dry_run"]))
+    assert capsys.readouterr().out == ""
+
+
 def test_a_run_without_a_recipe(tiny_run):
     tiny = tiny_run("numina")
     words = [*tiny.words, "--dataset", "numina", "--target", "dft", "--max_steps", "1"]

@@ -454,7 +454,7 @@ class SlowDisk(Documents):
 
 def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, capsys, monkeypatch):
     monkeypatch.setattr(pipeline, "FIRST_LOOK", 0.2)
-    build(SlowDisk(documents(60)), progress=True)
+    build(SlowDisk(documents(25)), progress=True)
     told = re.findall(
         r"slow capture: (\d+)% of the time is waiting for data. Keep the prepared", capsys.readouterr().err
     )

@@ -123,6 +123,30 @@ def test_the_commands_run(folder, tiny_files, capfd):
     assert (folder / "runs" / "mine" / "model.safetensors").is_file()
 
 
+# What the page on the paper says of a recipe's cost: gigabytes of cache, steps, gigabytes per GPU and under what.
+COSTS = {
+    "numina_qwen_math_1p5b": ("10.5", "264", "DDP", "21"),
+    "openr1_qwen_math_1p5b": ("9.8", "58", "DDP", "21"),
+    "m23k_qwen_1p5b": ("2.7", "91", "DDP", "31"),
+    "numina_qwen_math_7b": ("10.5", "264", "FSDP2", "32"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", COSTS)
+def test_the_costs_are_those_of_the_plan(recipe, folder, tiny_files, capsys, monkeypatch):
+    cache, steps, strategy, memory = COSTS[recipe]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(f"qsft plan {recipe} --gpus 8 --gpu_memory 80", "", tiny_files) == 0
+    plan = capsys.readouterr().out
+    assert re.search(rf"teacher cache +{re.escape(cache)} GB", plan)
+    assert re.search(rf"optimiser steps +{steps}\b", plan)
+    total = re.search(rf"│ {strategy} .*│ +([\d.]+) GB │ yes", plan)[1]
+    assert abs(float(total) - float(memory)) <= 1
+    page = (REPO / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    assert all(re.search(rf"\b{re.escape(figure)}\b", page) for figure in (cache, steps, f"{memory} GB"))
+
+
 @pytest.mark.parametrize("command", [one for one in {**commands(), **README_BLOCKS} if one.startswith("qsft ")])
 def test_commands_are_understood(command):
     """Also those that a slow test runs: an option that is gone is noticed at once."""

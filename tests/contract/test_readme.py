@@ -215,6 +215,9 @@ def test_the_tree_names_every_room():
     assert all((REPO / name).is_dir() for name in named)
     rooms = {f"qsft/{file.parent.name}" for file in (REPO / "qsft").glob("*/__init__.py")}
     assert rooms == {name for name in named if name.startswith("qsft/")}
+    (ground,) = re.findall(r"lies the ground floor: (.+)\.$", readme.prose(), re.MULTILINE)
+    floor = {file.name for file in (REPO / "qsft").glob("*.py")} - {"__init__.py", "__main__.py", "cli.py"}
+    assert set(re.findall(r"`(\w+\.py)`", ground)) == floor
 
 
 @pytest.fixture(scope="module")

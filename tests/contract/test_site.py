@@ -12,6 +12,7 @@ from trl import SFTConfig
 from qsft import TargetSFTConfig
 
 REPO = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow  # builds the site, which `make site` does too
 OWN_FIELDS = [field for field in fields(TargetSFTConfig) if field.name not in {one.name for one in fields(SFTConfig)}]
 LOADED = "return document.readyState === 'complete'"
 TOO_WIDE = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -1,9 +1,10 @@
-"""Every row of the table with several hyper-parameter values, and batches to try them on."""
+"""Every row of the table with several hyper-parameter values, batches to try them on, and who looks for waits."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qsft.targets.view import SideInputs, TopK
 from qsft.targets.zoo import make_target
@@ -86,3 +87,16 @@ def make_batch(n=9, v=23, k=5, seed=0, dtype=torch.float64, spread=2.0, ignored=
     )
     teacher = TopK(ids, logps.to(dtype), label_logp.to(dtype))
     return Batch(logits.to(dtype), labels, teacher, side, full.to(dtype))
+
+
+class FromNumbers(TorchDispatchMode):
+    """Notes every tensor that is made from Python numbers: on a GPU each is a copy that waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket is torch.ops.aten.lift_fresh:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from cases import ROWS, make_batch
+from cases import ROWS, FromNumbers, make_batch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -121,19 +121,6 @@ def test_labels_are_found_with_one_question_and_none_if_they_were_counted():
     many = torch.where(torch.rand(64, 200) < 0.5, 1, -100)  # a sort that is not stable would mix them
     assert torch.equal(LabelTokens.of(many).index, (many.flatten() == 1).nonzero()[:, 0])
     assert LabelTokens.of(torch.empty(0, 4, dtype=torch.long)).labels.numel() == 0
-
-
-class FromNumbers(TorchDispatchMode):
-    """Notes every tensor that is made from Python numbers: on a GPU each is a copy that waits."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket is torch.ops.aten.lift_fresh:
-            self.found.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def test_no_tensor_is_made_from_numbers(head_kernel):

@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import FromNumbers
 from peft import PromptTuningConfig, get_peft_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from qsft import TARGETS, make_target
+from qsft.losses.sums import SUM_NAMES
 from qsft.teacher.live import LiveTeacher
+from qsft.train.metrics import MetricSums
 from qsft.train.safeguards import counts_hold
 from qsft.train.side_inputs import score
 
@@ -60,3 +63,12 @@ def test_labels_are_counted_only_where_the_count_holds(tiny_model, data):
     assert [counts_hold(model, many(d), [rows, stream]) for d in (None, False, True)] == [False, True, False]
     prompted = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
     assert not counts_hold(prompted, alone, [rows])
+
+
+def test_metrics_make_no_tensor_from_a_number():
+    sums = MetricSums()
+    with FromNumbers() as mode:
+        for seen in (5, torch.tensor(5)):
+            sums.add(torch.zeros(len(SUM_NAMES)), seen)
+    assert mode.found == ["aten.lift_fresh.default"]  # the test's own tensor
+    assert sums.take(lambda total: total)["seen"] == 10

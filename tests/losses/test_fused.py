@@ -356,6 +356,17 @@ def test_kept_counts_the_tokens_a_threshold_leaves():
     assert out.metrics["kept"] == (p >= 0.05).sum()
 
 
+@pytest.mark.parametrize(("factor", "counted"), [(3.0, 9), (-3.0, 0)])
+def test_a_trust_beyond_one_or_below_zero_is_counted_as_one_or_zero(factor, counted):
+    """An own loss may have any Q_y: here p_y + factor·(1 − p_y)."""
+    batch = make_batch(ignored=(), spread=1.0)
+    hidden, weight, _ = head_inputs(batch)
+    own = LossTarget(lambda z, y: factor * torch.nn.functional.cross_entropy(z, y, reduction="none"))
+    m = fused_target_loss(0.1 * hidden, weight, batch.labels, own).metrics
+    assert m["gamma"] == counted
+    assert m[f"gamma_bin_{0 if factor < 0 else 63}"] == 9
+
+
 def test_teacher_sums_without_stored_label_logps():
     """A label outside the slots counts as unlikely when its own log-prob was not stored."""
     batch = make_batch(ignored=(), empty=())

@@ -24,7 +24,7 @@ from qsft.recipe.trained import record_recipe
 from qsft.targets.view import IGNORED
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
-from qsft.train.checkpoints import refuse_other_run, set_aside
+from qsft.train.checkpoints import refuse_damaged, refuse_other_run, resolve_checkpoint, set_aside
 
 
 def train(recipe: Recipe) -> None:
@@ -57,12 +57,17 @@ def run(job: Job) -> None:
 
 
 def make_room(recipe: Recipe) -> None:
-    """Refuse to start anew among the checkpoints of another run; with `overwrite` move that run's files aside."""
+    """Refuse to start anew among the checkpoints of another run; with `overwrite` move that run's files aside.
+
+    A checkpoint that cannot be resumed from is refused as well: now, and not after the teacher's cache was built.
+    """
     output, overwrite = recipe.output_dir, recipe.settings.overwrite
-    resumed = recipe.values.get("resume_from_checkpoint") is not None
-    if overwrite and resumed:
+    asked = recipe.values.get("resume_from_checkpoint")
+    if overwrite and asked is not None:
         raise ValueError("--overwrite starts anew and --resume_from_checkpoint continues: leave one of them out.")
-    if not overwrite and not resumed:
+    if asked is not None:
+        refuse_damaged(Path(str(resolve_checkpoint(output, asked))), digests=False)
+    elif not overwrite:
         refuse_other_run(output)
     if overwrite and is_main() and (place := set_aside(output)):
         for file in Path(output).iterdir():

@@ -237,6 +237,14 @@ def test_a_directory_belongs_to_one_run(tiny_run, capsys):
     assert main([*again, "--resume_with_other", "learning_rate"]) == 0
 
 
+@pytest.mark.parametrize("asked", ["last", "nosuch"])
+def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_loaded(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr("qsft.recipe.run_recipe.configure", lambda *_: pytest.fail("the recipe was configured"))
+    words = ["--output_dir", str(tmp_path), "--resume_from_checkpoint", asked]
+    with pytest.raises(ValueError, match=r"(to resume|resumed) from"):
+        train(read_recipe("numina_qwen_math_1p5b", words))
+
+
 def signalled(command, folder, number):
     """The last line that `command` printed after `number` reached its process group in the middle of training."""
     process = subprocess.Popen(

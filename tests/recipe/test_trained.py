@@ -6,7 +6,7 @@ import pytest
 
 from qsft.recipe.job import configure
 from qsft.recipe.recipe_file import read_recipe
-from qsft.recipe.trained import RECORD, evaluation_of, record_recipe
+from qsft.recipe.trained import RECORD, base_words, evaluation_of, record_recipe, student_of
 
 
 @pytest.fixture
@@ -55,6 +55,15 @@ def test_the_record_says_target_and_values(run):
         {"eta": 0.2},
     )
     assert record["values"]["dataset"] == "numina"
+
+
+def test_the_student_of_a_world_is_recorded_so_that_report_and_compare_know_its_base(tmp_path, monkeypatch):
+    from qsft.demo import foundation
+
+    monkeypatch.setattr(foundation, "demo_models", lambda seed: (tmp_path / "base", tmp_path / "teacher"))
+    record_recipe(configure(read_recipe("demo", ["--output_dir", str(tmp_path / "run")]), processes=1))
+    record = json.loads((tmp_path / "run" / RECORD).read_text())
+    assert base_words(student_of(record), ())[0] == str(tmp_path / "base")
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "", '"text"'])

@@ -1,4 +1,4 @@
-"""The data-level methods by name, and the settings of each and of all: arguments, explained by a docstring."""
+"""The data-level methods by name, and their settings: types and defaults from signatures, help from docstrings."""
 
 import argparse
 import inspect
@@ -25,7 +25,7 @@ class Options:
     verifier              module:function(response, row) → bool, instead of the evaluator's grading
     question_column       column of the question, where the data set is in none of TRL's formats
     response_column       column of the response, likewise
-    limit                 only the first so many rows
+    limit                 use only this many rows, the first ones
     backend               auto, transformers or vllm
     dtype                 float32, bfloat16, …; auto is bfloat16 on a GPU
     rows_at_once          responses drawn at once (default: what memory allows)
@@ -60,9 +60,9 @@ class Setting(NamedTuple):
 
 
 DRAWING = {  # of every method that draws responses: its further arguments
-    "top_p": Setting(float, 1.0, "keep the likeliest tokens of this mass"),
+    "top_p": Setting(float, 1.0, "sample from the most likely tokens that together have this probability"),
     "max_new_tokens": Setting(int, 2048, "longest response; one that is cut off is never kept"),
-    "seed": Setting(int, 0, "of all samples"),
+    "seed": Setting(int, 0, "seed of all samples"),
 }
 
 

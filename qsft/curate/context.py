@@ -5,17 +5,19 @@ prompts → samples → verified, continued where it was killed
 
 import gc
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qsft.curate.exercises import Exercise, Kept, find_gold, read_exercises
-from qsft.curate.forms import find_form, pairs
+from qsft.curate.catalogue import Options
+from qsft.curate.exercises import Exercise, Kept, find_form, find_gold, pairs, read_exercises
 from qsft.data.read import column_names
 from qsft.data.sources import DataSettings, find_source
 from qsft.evals.model_under_test import ModelUnderTest
@@ -26,31 +28,50 @@ from qsft.ledger import Key, Ledger, Record
 from qsft.progress import Progress
 from qsft.teacher.source import whole_in_every_process
 
-if TYPE_CHECKING:
-    from qsft.curate.catalogue import Options
-    from qsft.curate.curation import Material
-
 UNVERIFIED = ("grape",)  # methods that need no verifier
 LOOKS_INSIDE = ("grape", "critical")  # methods that need the model itself, so no engine that only draws
 PENDING = 256  # responses that may wait for their verdict
+CUT_OFF: Future[bool] = Future()  # the verdict on a response whose end is missing
+CUT_OFF.set_result(False)
 
-Verify = Callable[[str, Exercise], "Future[Any]"]  # whether a response solves an exercise
+Asked = Mapping[Exercise, tuple[int, ...]]  # the prompt of each exercise
+Sample = tuple[Exercise, int]
+Make = Callable[[Sequence[Sample]], Iterable[Record]]  # computes what is missing, one record after another
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is curated, and by which model: filled in by whoever knows the recipe.
+
+    rows      the rows that training would have seen
+    other     the stored rows of another data set
+    train     (directory of rows, model to start from, directory of the new one): trains by the recipe's settings
+    training  those settings, for the record
+    """
+
+    rows: Dataset
+    settings: DataSettings
+    model: str | PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    other: Callable[[str], tuple[Dataset, DataSettings]] | None = None
+    train: Callable[[Path, str, Path], None] | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class CurationContext:
     """What a method is handed.
 
-    verify  set while the method runs
-    train   trains on rows for a next round: (rows, model to start from, round) → the new model
+    verify  whether a response solves an exercise; set while the method runs
+    train   trains on rows for a next round: (rows, model to start from, round) → the new model; set likewise
     watch   called with each new record, in the place of a progress bar
     """
 
     method: str
-    material: "Material"
-    options: "Options"
+    material: Material
+    options: Options
     ledger: Ledger
-    verify: Verify = field(init=False)
+    verify: Callable[[str, Exercise], "Future[Any]"] = field(init=False)
     train: Callable[[Sequence[Kept], str | None, int], str] = field(init=False)
     watch: Callable[[Record], object] | None = None
     counts: Counter[str] = field(default_factory=Counter)
@@ -69,15 +90,15 @@ class CurationContext:
     def exercises(self, rows: Dataset, settings: DataSettings) -> list[Exercise]:
         """Rows as exercises, each with its gold answer where one is needed."""
         source, tokenizer, options = find_source(settings), self.material.tokenizer, self.options
-        wanted = options.gold or (source.gold if source else None)
-        told = self.needs_gold or self.method == "star"
-        gold = find_gold(column_names(rows), wanted) if told else lambda row, response: None
+        gold: Callable[[Any, str | None], Any] = lambda row, response: None  # noqa: E731
+        if self.needs_gold or self.method == "star":
+            gold = find_gold(column_names(rows), options.gold or (source.gold if source else None))
         if source is None:
             columns = {"question": options.question_column, "response": options.response_column}
-            form = find_form(rows.column_names, tokenizer, **columns, ask=settings.prompt)
+            form = find_form(rows.column_names, tokenizer, **columns, prompt=settings.prompt)
         else:
-            response = settings.response or source.default_response
-            form = pairs(tokenizer, lambda row: source.demonstration(row, response), settings.prompt)
+            pair = partial(source.demonstration, response=settings.response or source.default_response)
+            form = partial(pairs, tokenizer, pair, settings.prompt)
         return read_exercises(rows, form, gold)
 
     def read(self, dataset: str) -> list[Exercise]:
@@ -88,8 +109,6 @@ class CurationContext:
     def record(self, settings: Mapping[str, Any], exercises: Sequence[Exercise]) -> dict[str, Any]:
         """What must be the same for a run to be continued."""
         model, data, method = self.load(), self.material.settings, self.method
-        # Rounds train with the recipe's values, so a star that was started with others is another star.
-        training = {"training": dict(self.material.training)} if method == "star" else {}
         return {
             "method": method,
             "settings": settings,
@@ -97,7 +116,8 @@ class CurationContext:
             **model.record(),
             "data": {"dataset": data.dataset, "data_dir": data.data_dir, "split": data.dataset_split},
             "verifier": None if method in UNVERIFIED else self.options.verifier or "qsft.evals.grade:grade",
-            **training,
+            # Rounds train with the recipe's values, so a star that was started with others is another star.
+            **({"training": dict(self.material.training)} if method == "star" else {}),
             "problems": digest_json([[one.id, str(one.gold), one.response] for one in exercises]),
         }
 
@@ -123,26 +143,21 @@ class CurationContext:
         with whole_in_every_process():  # each process draws by itself, though training may shard the model
             return self.load(model).sampler(Sampling(**how))
 
-    def sample(
-        self, stage: str, asked: Mapping[Exercise, tuple[int, ...]], *, model: str | None = None, **how: Any
-    ) -> dict[Exercise, list[Record]]:
+    def sample(self, stage: str, asked: Asked, *, model: str | None = None, **how: Any) -> dict[Exercise, list[Record]]:
         """n verified samples for each prompt; none for exercises that cannot be verified or fill the context."""
         n, prompts = Sampling(**how).n, self.answerable(asked)
-        exercises = {exercise.id: exercise for exercise in prompts}
 
-        def make(missing: list[Key]) -> Iterator[Record]:
+        def make(missing: Sequence[Sample]) -> Iterator[Record]:
             # The stage is part of what seeds a sample, so that a second attempt is another one.
-            requests = [Request(f"{stage}/{name}", i, prompts[exercises[name]]) for name, i in missing]
+            requests = [Request(f"{stage}/{one.id}", i, prompts[one]) for one, i in missing]
+            exercises = {request.problem: one for request, (one, _) in zip(requests, missing)}
             return self._verified(self.sampler(model, **how).sample(requests), exercises)
 
-        records = self.fill(stage, [(name, i) for name in exercises for i in range(n)], make)
-        self.tally(records.values())
-        found: dict[Exercise, list[Record]] = {exercise: [] for exercise in asked}
-        for (name, _), record in records.items():
-            found[exercises[name]].append(record)
-        return found
+        found = self.fill(stage, prompts, make, n)
+        self.tally([record for records in found.values() for record in records])
+        return {exercise: found.get(exercise, []) for exercise in asked}
 
-    def answerable(self, asked: Mapping[Exercise, tuple[int, ...]]) -> dict[Exercise, tuple[int, ...]]:
+    def answerable(self, asked: Asked) -> Asked:
         """The prompts of exercises that can be verified and leave room for a response; the others are counted."""
         told = {p: ids for p, ids in asked.items() if p.gold is not None or not self.needs_gold}
         fitting = {p: ids for p, ids in told.items() if self.positions is None or len(ids) < self.positions}
@@ -150,44 +165,44 @@ class CurationContext:
         self.counts["longer than the context"] += len(told) - len(fitting)
         return fitting
 
-    def fill(self, stage: str, keys: Sequence[Key], make: Callable[[list[Key]], Iterable[Record]]) -> dict[Key, Record]:
-        """The records of `keys`; what is missing is computed, shown and written as it comes."""
+    def fill(self, stage: str, exercises: Iterable[Exercise], make: Make, n: int = 1) -> dict[Exercise, list[Record]]:
+        """n records of each exercise; what is missing is made, shown and written as it comes."""
+        by_id = {exercise.id: exercise for exercise in exercises}
+        keys = [(name, i) for name in by_id for i in range(n)]
 
-        def shown(missing: list[Key]) -> Iterator[Record]:
+        def shown(missing: Sequence[Key]) -> Iterator[Record]:
             total, right, tokens = len(self.ledger.share(keys)), 0, 0
             show = self.watch is None and self.ledger.group.rank == 0
             with Progress(stage, total, "responses", done=total - len(missing), show=show) as progress:
-                for count, record in enumerate(make(missing), start=1):
+                for count, record in enumerate(make([(by_id[name], i) for name, i in missing]), start=1):
                     yield record
                     right, tokens = right + record.get("right", 0), tokens + record["tokens"]
                     kept = f", {right / count:.1%} right so far" if "right" in record else ""
                     progress.advance(1, f"{progress.per_second(tokens):,.0f} tokens/s{kept}")
 
-        return self.ledger.fill(stage, keys, shown, self.watch)
+        records = self.ledger.fill(stage, keys, shown, self.watch)
+        return {exercise: [records[name, i] for i in range(n)] for name, exercise in by_id.items()}
 
-    def tally(self, records: Collection[Record]) -> None:
+    def tally(self, records: Sequence[Record]) -> None:
         """Count responses by what became of them."""
         self.counts["responses"] += len(records)
         self.counts["generated tokens"] += sum(record["tokens"] for record in records)
         self.counts["right"] += sum(record["right"] for record in records)
         self.counts["cut off"] += sum(record.get("finish") == "length" for record in records)
 
+    def verdict(self, text: str, exercise: Exercise, *, ended: bool) -> "Future[Any]":
+        """Whether a response solves an exercise; one that was cut off does not, whatever it says before."""
+        return self.verify(text, exercise) if ended else CUT_OFF
+
     def _verified(self, responses: Iterable[Generation], exercises: Mapping[str, Exercise]) -> Iterator[Record]:
         """The records of responses; grading runs beside the drawing, and the order of drawing is kept."""
-        waiting: deque[tuple[Generation, Exercise, Future[Any] | None]] = deque()
-
-        def first() -> Record:
-            one, exercise, verdict = waiting.popleft()
-            return {**one.record(), "problem": exercise.id, "right": exercise.decide(verdict, one.text)}
-
+        waiting: deque[tuple[Generation, Exercise, Future[Any]]] = deque()
         for one in responses:
-            exercise = exercises[one.problem.rpartition("/")[2]]
-            # A response that was cut off is not verified: its end is missing, whatever it says before.
-            waiting.append((one, exercise, self.verify(one.text, exercise) if one.finish == "stop" else None))
-            while waiting and (len(waiting) > PENDING or waiting[0][2] is None or waiting[0][2].done()):
-                yield first()
-        while waiting:
-            yield first()
+            exercise = exercises[one.problem]
+            waiting.append((one, exercise, self.verdict(one.text, exercise, ended=one.finish == "stop")))
+            while waiting and (len(waiting) > PENDING or waiting[0][2].done()):
+                yield _record(*waiting.popleft())
+        yield from (_record(*left) for left in waiting)
 
     def refuse_empty(self, kept: Sequence[Any]) -> None:
         """Refuse a result without any right response: it would be an empty data set, or the one that came in."""
@@ -200,3 +215,7 @@ class CurationContext:
             f"or take a stronger model. Without a gold answer: {self.counts['without a gold answer']:,}; "
             f"longer than the context of {self.positions}: {self.counts['longer than the context']:,}."
         )
+
+
+def _record(one: Generation, exercise: Exercise, verdict: "Future[Any]") -> Record:
+    return {**one.record(), "problem": exercise.id, "right": exercise.decide(verdict, one.text)}

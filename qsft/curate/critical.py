@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qsft.curate.context import CurationContext
+    from qsft.curate.context import CurationContext, Sample
     from qsft.curate.exercises import Exercise, Kept
-    from qsft.ledger import Key, Record
+    from qsft.ledger import Record
 
 GREEDY, DEMONSTRATION = PLACES = ("greedy", "demonstration")
 
@@ -36,20 +36,20 @@ def critical(
             f"--of {of}, --alternatives {alternatives}, --batch_size {batch_size}: `of` is greedy or demonstration, "
             "the others are 1 or more."
         )
-    fitting = {exercise.id: exercise for exercise in context.answerable({p: p.prompt for p in exercises})}
 
-    def make(missing: "list[Key]") -> "Iterator[Record]":
+    def make(missing: "Sequence[Sample]") -> "Iterator[Record]":
         sampler = context.sampler(n=1, temperature=0.0, max_new_tokens=max_new_tokens, stop=())
         sampler.batch_size = batch_size
         search = Search(context, sampler, alternatives)
-        for name, _ in missing:
-            yield {"problem": name, "sample": 0, **search(fitting[name], of)}
+        for exercise, _ in missing:
+            yield {"problem": exercise.id, "sample": 0, **search(exercise, of)}
 
-    records = context.fill("critical", [(name, 0) for name in fitting], make)
-    context.tally(records.values())
+    found = context.fill("critical", context.answerable({p: p.prompt for p in exercises}), make)
+    records = {exercise: record for exercise, (record,) in found.items()}
+    context.tally(list(records.values()))
     context.counts["label tokens"] += sum(len(record["critical"]) for record in records.values())
     context.counts["critical tokens"] += sum(sum(record["critical"]) for record in records.values())
-    kept = [marked(fitting[name], record) for (name, _), record in records.items() if record["right"]]
+    kept = [marked(exercise, record) for exercise, record in records.items() if record["right"]]
     context.refuse_empty(kept)
     return kept
 
@@ -77,10 +77,8 @@ class Search:
         from qsft.data.prompts import response_ids
 
         self.tokens = 0
-        own = of == GREEDY
-        response = (
-            self.grow(exercise, [[]])[0] if own else response_ids(self.sampler.tokenizer, exercise.response or "")
-        )
+        shown = response_ids(self.sampler.tokenizer, exercise.response or "")
+        response = self.grow(exercise, [[]])[0] if of == GREEDY else shown
         right = self.right(exercise, [response])[0]
         found = self.search(exercise, response) if right else []
         return {"response": response, "critical": found, "right": right, "tokens": self.tokens}
@@ -115,10 +113,8 @@ class Search:
         longest = self.sampler.sampling.max_new_tokens
         if self.context.positions is not None:
             longest = min(longest, self.context.positions - len(exercise.prompt))
-        going = [at for at, ids in enumerate(starts) if len(ids) < longest and not self.ended(ids)]
-        requests = [
-            Request(exercise.id, at, (*exercise.prompt, *starts[at]), longest - len(starts[at])) for at in going
-        ]
+        going = [(at, ids) for at, ids in enumerate(starts) if len(ids) < longest and not self.ended(ids)]
+        requests = [Request(exercise.id, at, (*exercise.prompt, *ids), longest - len(ids)) for at, ids in going]
         drawn = {one.sample: one.ids for one in self.sampler.sample(requests)}
         self.tokens += sum(map(len, drawn.values()))
         return [[*ids, *drawn.get(at, ())] for at, ids in enumerate(starts)]
@@ -129,9 +125,7 @@ class Search:
 
     def right(self, exercise: "Exercise", responses: Sequence[Sequence[int]]) -> list[bool]:
         """Which responses came to an end and verify."""
-        decode = self.sampler.tokenizer.decode
+        decode, verdict = self.sampler.tokenizer.decode, self.context.verdict
         texts = [str(decode(list(ids), skip_special_tokens=True)) for ids in responses]
-        verdicts = [
-            self.context.verify(text, exercise) if self.ended(ids) else None for ids, text in zip(responses, texts)
-        ]
-        return [exercise.decide(verdict, text) for verdict, text in zip(verdicts, texts, strict=True)]
+        verdicts = [verdict(text, exercise, ended=self.ended(ids)) for ids, text in zip(responses, texts)]
+        return [exercise.decide(one, text) for one, text in zip(verdicts, texts)]

@@ -9,19 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from qsft import __version__
 from qsft.curate.catalogue import Options, check_settings, find_method
-from qsft.curate.context import CurationContext, Verify
+from qsft.curate.context import CurationContext, Material
 from qsft.curate.exercises import Exercise, Kept, load_function
-from qsft.data.sources import DataSettings
 from qsft.evals.grade import Judges
 from qsft.files import TEMPORARY, read_json, write_json, write_lines
 from qsft.ledger import Ledger, Record
@@ -30,25 +27,6 @@ from qsft.processes import Group
 SETTINGS, MANIFEST, ROWS = "settings.json", "manifest.json", "rows.jsonl"
 GENERATIONS, ROUNDS = "generations", "rounds"
 REMEDY = "Give another --out, or --fresh to delete what is there and start again."
-
-
-@dataclass(frozen=True)
-class Material:
-    """What is curated, and by which model: filled in by whoever knows the recipe.
-
-    rows      the rows that training would have seen
-    other     the stored rows of another data set
-    train     (directory of rows, model to start from, directory of the new one): trains by the recipe's settings
-    training  those settings, for the record
-    """
-
-    rows: Dataset
-    settings: DataSettings
-    model: str | PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    other: Callable[[str], tuple[Dataset, DataSettings]] | None = None
-    train: Callable[[Path, str, Path], None] | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 def curate(
@@ -79,7 +57,7 @@ def curate(
 
 
 @contextmanager
-def verifier(name: str | None) -> Iterator[Verify]:
+def verifier(name: str | None) -> Iterator[Callable[[str, Exercise], "Future[Any]"]]:
     """The evaluator's grading in processes of its own, or the user's `module:function`, called (response, row)."""
     if name is None:
         with Judges() as judges:
@@ -118,7 +96,7 @@ def train_round(context: CurationContext, rounds: Path, kept: Sequence[Kept], st
 
 
 def agree(out: Path, record: Mapping[str, Any], group: Group, fresh: bool) -> None:
-    """Refuse to continue what was started with different settings; settings that led to no work bind nobody."""
+    """Refuse to continue what was started with different settings; settings under which nothing was computed yet may change."""
     if fresh and group.rank == 0:
         for name in (GENERATIONS, ROUNDS):
             shutil.rmtree(out / name, ignore_errors=True)
@@ -128,7 +106,7 @@ def agree(out: Path, record: Mapping[str, Any], group: Group, fresh: bool) -> No
     if bound:
         refuse_change(out, record)
     elif not fresh and out.is_dir() and any(not _is_ours(path) for path in out.iterdir()):
-        raise ValueError(f"{out} is not empty and no curated data set. Give another --out.")
+        raise ValueError(f"{out} is not empty and is not a curated data set. Give another --out.")
     group.wait()  # nobody writes while another still looks
     if not bound and group.rank == 0:
         write_json(out / SETTINGS, record)

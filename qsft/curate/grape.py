@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from qsft.curate.context import CurationContext
+    from qsft.curate.context import CurationContext, Sample
     from qsft.curate.exercises import Exercise, Kept
-    from qsft.ledger import Key, Record
+    from qsft.ledger import Record
 
 Candidates = dict[str, str]  # where it is from → response
 DEMONSTRATION = "demonstration"
@@ -71,13 +71,11 @@ def score(
     """Each candidate's log-probability under the model; None where it does not fit into the model's context."""
     from qsft.data.prompts import document, response_ids
 
-    exercises = {exercise.id: exercise for exercise, found in candidates.items() if found}
-
-    def make(missing: "list[Key]") -> "Iterator[Record]":
+    def make(missing: "Sequence[Sample]") -> "Iterator[Record]":
         sampler = context.sampler()
-        for name, _ in missing:
-            prompt, texts = exercises[name].prompt, candidates[exercises[name]].values()
-            found = [document(prompt, response_ids(sampler.tokenizer, text)) for text in texts]
+        for exercise, _ in missing:
+            texts = candidates[exercise].values()
+            found = [document(exercise.prompt, response_ids(sampler.tokenizer, text)) for text in texts]
             lengths = [len(one["labels"]) for one in found]
             fits = [context.positions is None or length <= context.positions for length in lengths]
             fitting = [one for one, fit in zip(found, fits) if fit]
@@ -85,13 +83,14 @@ def score(
             batches = [fitting[first : first + batch_size] for first in range(0, len(fitting), batch_size)]
             logps = iter([logp for batch in batches for logp in response_logps(sampler.model.eval(), batch)])
             scored = {"logps": [next(logps) if fit else None for fit in fits]}
-            own = [length - len(prompt) for length in lengths]
-            yield {"problem": name, "sample": 0, "tokens": sum(own), **scored, "lengths": own}
+            own = [length - len(exercise.prompt) for length in lengths]
+            yield {"problem": exercise.id, "sample": 0, "tokens": sum(own), **scored, "lengths": own}
 
-    records = context.fill("scores", [(name, 0) for name in exercises], make)
-    context.counts["scored responses"] += sum(len(record["logps"]) for record in records.values())
-    context.counts["longer than the context"] += sum(record["logps"].count(None) for record in records.values())
-    return {p: _scores(records[p.id, 0], normalise) if p.id in exercises else [] for p in candidates}
+    records = context.fill("scores", [exercise for exercise, found in candidates.items() if found], make)
+    logps = [logp for (record,) in records.values() for logp in record["logps"]]
+    context.counts["scored responses"] += len(logps)
+    context.counts["longer than the context"] += logps.count(None)
+    return {p: _scores(records[p][0], normalise) if p in records else [] for p in candidates}
 
 
 def response_logps(model: "PreTrainedModel", documents: Sequence[Mapping[str, list[int]]]) -> list[float]:

@@ -41,8 +41,8 @@ def rft(
     Rejection sampling: Yuan et al. 2023.
 
     n            samples per problem
-    temperature  of the samples
-    keep         at most so many per problem, the most different ones
+    temperature  sampling temperature
+    keep         at most this many per problem, the most different ones
     originals    whether the demonstrations stay in the data set
     """
     found = context.sample("samples", {p: p.prompt for p in exercises}, n=n, temperature=temperature, **how)
@@ -83,7 +83,7 @@ def self_distill(
     SDFT: Yang et al. 2024.
 
     n            attempts per demonstration; the first that verifies is kept
-    temperature  of the attempts
+    temperature  sampling temperature
     template     what the model is asked: {question}, {response} and, if you like, {gold}
     """
     require_places("template", template, ("response",))
@@ -116,7 +116,7 @@ def star(
     rounds       rounds of sampling; the model is trained between two
     start        what each round trains: base (the model as it came) or last (the round before's)
     n            attempts per problem, without and again with the hint; the first right one is kept
-    temperature  of the attempts; 0 is greedy
+    temperature  sampling temperature; 0 is greedy
     hint         the question of a second attempt; it never reaches the data set
     """
     require_places("hint", hint, ("question", "gold"))

@@ -143,22 +143,14 @@ def _drop_long(
     rows: Dataset, max_row_tokens: int | None, max_length: int | None, num_proc: int | None, counts: dict[str, int]
 ) -> Dataset:
     """The rows that are short enough and have something to learn from; the others are counted by reason."""
-    for reason, limit, test in (
-        ("of max_row_tokens or more", max_row_tokens, _fits),
-        ("prompt fills max_length", max_length, _has_labels),
+    for reason, limit, keep in (
+        ("of max_row_tokens or more", max_row_tokens, lambda row, limit: len(row["input_ids"]) < limit),
+        ("prompt fills max_length", max_length, lambda row, limit: bool({*row["labels"][:limit]} - {IGNORED})),
     ):
         if limit is not None:
-            kept = rows.filter(test, fn_kwargs={"limit": limit}, num_proc=num_proc, desc=f"Dropping rows: {reason}")
+            kept = rows.filter(keep, fn_kwargs={"limit": limit}, num_proc=num_proc, desc=f"Dropping rows: {reason}")
             counts[reason], rows = len(rows) - len(kept), kept
     return rows
-
-
-def _fits(row: dict[str, Any], limit: int) -> bool:
-    return len(row["input_ids"]) < limit
-
-
-def _has_labels(row: dict[str, Any], limit: int) -> bool:
-    return any(label != IGNORED for label in row["labels"][:limit])
 
 
 def _sample(rows: Dataset, settings: DataSettings, multiple_of: int, counts: dict[str, int]) -> Dataset:

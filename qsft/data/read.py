@@ -89,11 +89,10 @@ def require_trl_form(rows: Dataset, name: str | None, text_column: str) -> None:
     forms = [{"messages"}, {"conversations"}, {"prompt", "completion"}, {"input_ids"}, {text_column}]
     if not any(form <= set(rows.column_names) for form in forms):
         raise ValueError(
-            f"the data set {name!r} has the columns {', '.join(rows.column_names)}, which are no form to train on. "
-            f"Training reads messages; prompt and completion; {text_column} (or what --dataset_text_field names); "
-            "input_ids and labels; or two columns of your own, named with --question_column and --response_column. A "
-            f"local copy of the rows of {', '.join(SOURCES)} is given with --data_dir FILE, beside the recipe's own "
-            "data set."
+            f"the data set {name!r} has the columns {', '.join(rows.column_names)}, which training cannot read. "
+            f"It reads messages; prompt and completion; {text_column} (or what --dataset_text_field names); "
+            "input_ids and labels; or two columns of your own, named with --question_column and --response_column. "
+            f"For a local copy of {', '.join(SOURCES)} keep the recipe's own data set and add --data_dir FILE."
         )
 
 

@@ -82,29 +82,11 @@ class Source:
         return pair if pair and all(isinstance(text, str) and text.strip() for text in pair) else None
 
 
-SOURCES: dict[str, Source] = {}
-
-
-def _source(*, hub: str, columns: Mapping[str, tuple[str, ...]], rows: int, gold: str) -> Callable[[Reader], Reader]:
-    def add(read: Reader) -> Reader:
-        SOURCES[read.__name__] = Source(read.__name__, hub, columns, rows, read, gold)
-        return read
-
-    return add
-
-
-@_source(
-    hub="gaotang/numina-cot-subset-67k",
-    columns={"full": ("extra_info.question", "extra_info.answer")},
-    rows=67_600,
-    gold="boxed",
-)
 def numina(row: Row, response: str) -> Demonstration | None:
     """Competition problems with worked solutions, a subset of NuminaMath-CoT."""
     return row["extra_info"]["question"], row["extra_info"]["answer"]
 
 
-@_source(hub="Elliott/Openr1-Math-46k-8192", columns={"full": ("prompt", "target")}, rows=46_000, gold="boxed")
 def openr1(row: Row, response: str) -> Demonstration | None:
     """Long reasoning traces: its system prompt is dropped, the target kept verbatim; some targets are null."""
     questions = [turn["content"] for turn in row["prompt"] or () if turn["role"] == "user"]
@@ -112,15 +94,6 @@ def openr1(row: Row, response: str) -> Demonstration | None:
     return (questions[-1], answers[-1]) if questions and answers else None
 
 
-@_source(
-    hub="UCSC-VLAA/m23k-tokenized",
-    columns={
-        "distilled": ("prompt", "distilled_answer_string"),
-        "reasoning": ("prompt", "reasoning", "distilled_answer_string"),
-    },
-    rows=23_500,
-    gold="answer_letter",
-)
 def m23k(row: Row, response: str) -> Demonstration | None:
     """Medical questions. `distilled`: the final answer's text; `reasoning`: the reasoning, a blank line, that text."""
     answer = row["distilled_answer_string"]
@@ -129,6 +102,17 @@ def m23k(row: Row, response: str) -> Demonstration | None:
     return (row["prompt"], f"{row['reasoning']}\n\n{answer}") if row["reasoning"] and answer else None
 
 
+NUMINA = {"full": ("extra_info.question", "extra_info.answer")}
+OPENR1 = {"full": ("prompt", "target")}
+M23K = {
+    "distilled": ("prompt", "distilled_answer_string"),
+    "reasoning": ("prompt", "reasoning", "distilled_answer_string"),
+}
+SOURCES = {
+    "numina": Source("numina", "gaotang/numina-cot-subset-67k", NUMINA, 67_600, numina, gold="boxed"),
+    "openr1": Source("openr1", "Elliott/Openr1-Math-46k-8192", OPENR1, 46_000, openr1, gold="boxed"),
+    "m23k": Source("m23k", "UCSC-VLAA/m23k-tokenized", M23K, 23_500, m23k, gold="answer_letter"),
+}
 # Question and response as two text columns: how `qsft curate` writes what it made of a set like those above.
 PAIRS = Source("pairs", "", {"full": ("question", "response")}, 0, lambda row, _: (row["question"], row["response"]))
 

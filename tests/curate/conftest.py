@@ -36,10 +36,9 @@ def clock_model(clock_directory):
 @pytest.fixture
 def clock_exercises(clock_tokenizer):
     """Factory: the problems of some sums, in TRL's prompt-completion form."""
-    from qsft.curate.exercises import find_gold, read_exercises
-    from qsft.curate.forms import find_form
+    from qsft.curate.exercises import find_form, find_gold, read_exercises
 
-    form = find_form(["prompt", "completion"], clock_tokenizer, question=None, response=None, ask="question")
+    form = find_form(["prompt", "completion"], clock_tokenizer, question=None, response=None, prompt="question")
     return lambda sums=SUMS, **changes: read_exercises(
         [{**row, **changes} for row in clock_rows(sums)], form, find_gold(["answer"], None)
     )
@@ -49,8 +48,7 @@ def clock_exercises(clock_tokenizer):
 def clock_context(clock_model, clock_tokenizer, tmp_path):
     """Factory: a context with the real sampler, the model in memory, and a directory of its own; parts replaced."""
     from qsft.curate.catalogue import Options
-    from qsft.curate.context import CurationContext
-    from qsft.curate.curation import Material
+    from qsft.curate.context import CurationContext, Material
     from qsft.ledger import Ledger
 
     def make(directory="generations", **parts):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 
+from qsft.curate.context import Material
 from qsft.curate.critical import Search, critical
-from qsft.curate.curation import Material
 from qsft.curate.grape import grape
 from qsft.curate.own_words import rft, self_distill, star
 from qsft.curate.reasoning import reasoning_path

@@ -1,18 +1,17 @@
-"""Forms: what is read is what training would see; what is rewritten reads back."""
+"""Exercises: what is read is what training would see; what is rewritten reads back."""
 
 import json
 
 import pytest
 
-from qsft.curate.exercises import find_gold, read_exercises
-from qsft.curate.forms import FORMS, find_form, pairs
+from qsft.curate.exercises import FORMS, find_form, find_gold, pairs, read_exercises
 from qsft.data.prompts import document, response_ids
 
 QUESTION, RESPONSE, OTHER = "1 + 2 ?", "first 1 + 2 = 3 so \\boxed{3}", "swap 2 + 1 = 3 so \\boxed{3}"
 
 
 def form_of(columns, tokenizer, question=None, response=None):
-    return find_form(list(columns), tokenizer, question=question, response=response, ask="question")
+    return find_form(list(columns), tokenizer, question=question, response=response, prompt="question")
 
 
 @pytest.fixture(params=["pairs", "messages", "turns", "text", "tokens"])
@@ -31,36 +30,39 @@ def form_and_row(request, clock_tokenizer):
 
 def test_opens_and_rewrites(form_and_row, clock_tokenizer):
     form, row = form_and_row
-    opened = form.open(row)
+    opened = form(row)
     assert QUESTION in opened.question
     assert opened.response.strip() == RESPONSE
     prompt = opened.ask(opened.question)
     assert clock_tokenizer.decode(prompt).split() == f"<|bos|> {QUESTION}".split()
-    again = form.open(opened.put(OTHER))
+    rewritten = opened.kept(OTHER, "sample").row
+    again = form(rewritten)
     assert again.response.strip() == OTHER
     assert again.ask(again.question) == prompt
-    assert opened.put(None) == row
+    assert opened.kept(None, "demonstration").row == {**row, "curated": "demonstration"}
     if "prompt" in row and isinstance(row["prompt"], str):
-        assert opened.put(OTHER)["completion"] == f" {OTHER}"  # the gap between prompt and completion is kept
+        assert rewritten["completion"] == f" {OTHER}"  # the gap between prompt and completion is kept
 
 
 def test_asks_another_question(form_and_row, clock_tokenizer):
     form, row = form_and_row
-    opened = form.open(row)
+    opened = form(row)
     told = clock_tokenizer.decode(opened.ask(f"{opened.question} tip 3"))
     assert told.split() == f"<|bos|> {QUESTION} tip 3".split()
 
 
 def test_pairs_are_written_as_two_columns(clock_tokenizer):
-    opened = pairs(clock_tokenizer, lambda row: (row["q"], row["a"])).open({"q": QUESTION, "a": RESPONSE, "x": 1})
-    assert opened.put(None) == {"question": QUESTION, "response": RESPONSE}
+    opened = pairs(
+        clock_tokenizer, lambda row: (row["q"], row["a"]), "question", {"q": QUESTION, "a": RESPONSE, "x": 1}
+    )
+    assert opened.own == {"question": QUESTION, "response": RESPONSE}
 
 
 def test_finds_the_form_by_the_columns(clock_tokenizer):
-    for name, (_, columns) in FORMS.items():
-        assert form_of(columns, clock_tokenizer).name == name
-    found = form_of(["problem", "solution"], clock_tokenizer).open({"problem": "p", "solution": "s"})
-    assert found[:2] == ("p", "s")
+    for form, columns in FORMS.items():
+        assert form_of(columns, clock_tokenizer).func is form
+    found = form_of(["problem", "solution"], clock_tokenizer)({"problem": "p", "solution": "s"})
+    assert (found.form, found.question, found.response) == ("pairs", "p", "s")
 
 
 @pytest.mark.parametrize(("given", "message"), [({}, "none of them is a question"), ({"question": "q"}, "no 'q'")])

@@ -96,7 +96,7 @@ def train_round(context: CurationContext, rounds: Path, kept: Sequence[Kept], st
 
 
 def agree(out: Path, record: Mapping[str, Any], group: Group, fresh: bool) -> None:
-    """Refuse to continue what was started with different settings; settings under which nothing was computed yet may change."""
+    """Refuse to continue what was started with different settings, once something was computed with them."""
     if fresh and group.rank == 0:
         for name in (GENERATIONS, ROUNDS):
             shutil.rmtree(out / name, ignore_errors=True)

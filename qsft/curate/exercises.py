@@ -118,7 +118,9 @@ def read_exercises(rows: Iterable[Row], form: Form, gold: Callable[[Row, str | N
 # ---- forms ----
 
 
-def pairs(tokenizer: Tokenizer, pair: Callable[[Row], tuple[str, str | None] | None], prompt: str, row: Row) -> Any:
+def pairs(
+    tokenizer: Tokenizer, pair: Callable[[Row], tuple[str, str | None] | None], prompt: str, row: Row
+) -> Exercise | None:
     """(question, response) as text: the paper's data sets, or two text columns; asked by a named prompt.
 
     Written as two columns, which `load_training_data` reads with any tokenizer and prompt.

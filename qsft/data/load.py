@@ -59,13 +59,13 @@ def load_training_data(
     text_column  what TRL would read as text; given, rows in none of the forms it reads are refused
     """
     source = find_source(settings)
-    refuse_unread(settings, source)
     rows = read_rows(settings) if rows is None else rows
     counts = {"read": len(rows)}
     choices: dict[str, Any] = {}
     if source is None:
         if text_column is not None:
             require_trl_form(rows, settings.dataset, text_column)
+        refuse_unread(settings)
         rows = rows.add_column(ROW, range(len(rows)))
     else:
         rows, choices = _documents(rows, source, settings, tokenizer, num_proc)
@@ -78,9 +78,9 @@ def load_training_data(
     return TrainingData(rows.remove_columns(ROW), {**_origin(settings, source), **choices, **made})
 
 
-def refuse_unread(settings: DataSettings, source: Source | None) -> None:
+def refuse_unread(settings: DataSettings) -> None:
     """Refuse settings that would do nothing; a curated directory was made by a recipe that may go on saying them."""
-    if source is not None or curated_form(settings.dataset) is not None:
+    if curated_form(settings.dataset) is not None:
         return
     unread = [key for key in ("prompt", "response", "max_row_tokens") if getattr(settings, key) != DEFAULTS[key]]
     if unread:
@@ -98,7 +98,7 @@ def _documents(
 ) -> tuple[Dataset, dict[str, Any]]:
     """The demonstrations as documents, and the choices made."""
     response = one_of("response", settings.response or source.default_response, source.columns)
-    remedy = "Rename the columns, or give a file that has them with --data_dir."
+    remedy = "Name yours with --question_column and --response_column, or give a file that has these with --data_dir."
     require_columns(rows, source.columns[response], f"data set {source.name!r}", remedy)
     prompt = one_of("prompt", settings.prompt, CONVERSATIONS)
     if tokenizer.eos_token_id is None:

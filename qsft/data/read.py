@@ -80,7 +80,7 @@ def require_columns(rows: Dataset, wanted: Iterable[str], what: str, remedy: str
     found = column_names(rows)
     missing = [column for column in wanted if column not in found]
     if missing:
-        lacks = f"{what} needs the column {', '.join(map(repr, missing))}"
+        lacks = f"{what} needs the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
         raise ValueError(f"{lacks}, but the rows have {', '.join(found)}. {remedy}")
 
 

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -209,30 +210,35 @@ def question_pairs():
     return [(row["prompt"][8:], row["completion"][1:], row["answer"]) for row in clock_rows()]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "void"),
-    [("m23k_qwen_1p5b", {"response": "distilled"}), ("openr1_qwen_math_1p5b", {"sample_rows": 15000})],
-)
-def test_a_recipe_of_another_data_set_trains_on_curated_rows(recipe, void, curate, here, clock_directory):
+def test_a_recipe_of_another_data_set_trains_on_curated_rows(curate, here, clock_directory):
     rows = [{"answer": gold, "extra_info": {"question": q, "answer": text}} for q, text, gold in question_pairs()]
     write_jsonl(here / "pairs.jsonl", rows)
     assert curate("rft", "--out", "rft", "--n", "2", *BRIEF, "--data_dir", "pairs.jsonl", data="numina") == 0
-    words = ("train", recipe, "--target", "sft", "--dataset_name", "rft", "--model_name_or_path", str(clock_directory))
-    words += ("--output_dir", "trained", *TRAINING, "--dtype", "float32", "--global_batch_size", "4")
-    assert main(list(words)) == 0
-    manifest = json.loads((here / "trained" / "data_manifest.json").read_text(encoding="utf-8"))
-    assert void.items() <= manifest["set aside"].items()
-    assert manifest["sample_rows"] is None
-    assert manifest["rows"]["read"] == len(rows_of(here / "rft"))
-    assert main([*words, "--sample_rows", "8", "--max_steps", "1"]) == 0  # said about these rows
-    assert json.loads((here / "trained" / "data_manifest.json").read_text(encoding="utf-8"))["rows"]["used"] == 8
+
+    def train(recipe, *more):
+        words = ["train", recipe, "--target", "sft", "--dataset_name", "rft", "--output_dir", "trained", *TRAINING]
+        words += ["--model_name_or_path", str(clock_directory), "--dtype", "float32", "--global_batch_size", "4"]
+        assert main([*words, *more]) == 0
+        return json.loads((here / "trained" / "data_manifest.json").read_text(encoding="utf-8"))
+
+    for recipe, void in (
+        ("m23k_qwen_1p5b", {"response": "distilled"}),
+        ("openr1_qwen_math_1p5b", {"sample_rows": 15000}),
+    ):
+        manifest = train(recipe)
+        assert void.items() <= manifest["set aside"].items()
+        assert manifest["sample_rows"] is None
+        assert manifest["rows"]["read"] == len(rows_of(here / "rft"))
+    said = train("openr1_qwen_math_1p5b", "--sample_rows", "8", "--max_steps", "1")  # about these rows
+    assert said["rows"]["used"] == 8
 
 
 @pytest.mark.parametrize("source", ["columns", "numina"])
-def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_tokenizer):
+def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_tokenizer, judges, monkeypatch):
     from qsft.data.load import load_training_data
     from qsft.data.sources import DataSettings
 
+    monkeypatch.setattr("qsft.curate.curation.Judges", lambda: nullcontext(judges))  # those that run already
     pairs = question_pairs()
     columns = [{"problem": question, "solution": response, "answer": gold} for question, response, gold in pairs]
     numina = [{"answer": gold, "extra_info": {"question": q, "answer": response}} for q, response, gold in pairs]

@@ -90,6 +90,19 @@ def test_on_a_device_that_has_them_all_products_are_written_in_float32(head_kern
             assert weight.grad.dtype == dtype
 
 
+def test_a_device_without_such_products_is_found_out(monkeypatch):
+    """An older torch, or an accelerator that has no kernel for them."""
+
+    def missing(*_, **__):
+        raise NotImplementedError("mm.dtype_out")
+
+    ask = matmuls.has_wide_products.__wrapped__
+    assert ask(torch.device("meta"), torch.bfloat16, torch.float32)
+    monkeypatch.setattr(torch.ops.aten.mm, "dtype_out", missing)
+    assert not ask(torch.device("meta"), torch.bfloat16, torch.float32)
+    assert not ask(torch.device("cpu"), torch.bfloat16, torch.float32)  # which would round inside
+
+
 class Unread:
     """The tensors of a batch, made without reading any of them."""
 

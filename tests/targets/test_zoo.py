@@ -35,6 +35,8 @@ from qsft.targets.view import TokenView
         ("asft", {"lam": 0.0}, ["lam = 0.0", "(0, ∞)"]),
         ("target_constant", {"c": 0.0}, ["c = 0.0", "(0, ∞)"]),
         ("eaft", {"k": 1}, ["k = 1", "[2, ∞)"]),
+        ("eaft", {"alpha": -0.5}, ["alpha = -0.5", "[0, ∞)"]),
+        ("sft_kl", {"lam": -0.1}, ["lam = -0.1", "[0, ∞)"]),
         ("target_mixture", {"c": 1.5}, ["c = 1.5", "[0, 1]"]),
         ("iw_sft", {"clip": 0.0}, ["clip = 0.0"]),
         ("iw_sft", {"ratio": "men"}, ["Did you mean 'mean'"]),

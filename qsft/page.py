@@ -8,7 +8,7 @@ import base64
 import gzip
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -65,15 +65,14 @@ def page(
     data: Mapping[str, Any] | None = None,
     script: str = "",
     style: str = "",
-    plotly: bool | None = None,
+    plotly: bool = False,
 ) -> str:
     """A whole HTML document around `body`, which is HTML (escape what users wrote with `escape`).
 
     `lede` is one plain sentence under the title. `data` reaches `script` as `qsft.data` (JSON, so text in it stays
     text); `script` runs once data and Plotly are there. Plotly is inlined when the body has a figure, or on request.
     """
-    wants_plotly = 'class="plot"' in body if plotly is None else plotly
-    blobs = {"plotly": _plotly()} if wants_plotly else {}
+    blobs = {"plotly": _plotly()} if plotly or 'class="plot"' in body else {}
     if data is not None:
         blobs["data"] = packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
     return _SHELL.format(
@@ -119,6 +118,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
         f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption or "table")}">'
         f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def items(sentences: Iterable[str]) -> str:
+    """Sentences as an HTML list."""
+    return f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
 def write_page(path: str | Path, text: str) -> Path:

@@ -10,11 +10,9 @@ from rich.console import Console
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from qsft.demo.contexts import knowledge
 from qsft.demo.foundation import make_models
-from qsft.demo.measure import LONGEST
-from qsft.demo.scenario import Scenario
-from qsft.demo.training import Phases, load
+from qsft.demo.measure import LONGEST, knowledge
+from qsft.demo.scenario import Phases, Scenario, load
 from qsft.demo.world import MODULUS, PROMPT_LENGTH, TIMES, WORDS, Writer, chains, encode, given_answer
 from qsft.losses.reference import target_loss
 from qsft.targets.residual import SelfPrior

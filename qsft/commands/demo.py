@@ -50,10 +50,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from qsft.demo.contenders import METHODS, find_data_level, parse_methods
-    from qsft.demo.experiment import WORLDS, run_worlds
-    from qsft.demo.present import present
-    from qsft.demo.scenario import Scenario
-    from qsft.demo.sheets import report_of, report_of_worlds
+    from qsft.demo.experiment import run_worlds
+    from qsft.demo.report import present, report_of, report_of_worlds
+    from qsft.demo.scenario import WORLDS, Scenario
 
     if args.threads:
         torch.set_num_threads(args.threads)

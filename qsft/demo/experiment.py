@@ -8,14 +8,11 @@ from typing import Any
 from datasets import Dataset
 from rich.console import Console
 
-from qsft.demo.contenders import Method
-from qsft.demo.contexts import Contexts, Knowledge, knowledge
-from qsft.demo.curated import curated_rows
+from qsft.demo.contenders import Method, curated_rows
 from qsft.demo.foundation import make_models
-from qsft.demo.measure import Measurement, measure
+from qsft.demo.measure import Contexts, Knowledge, Measurement, knowledge, measure
 from qsft.demo.results import BASE, TEACHER, TOKENS, Results, SeedResult
-from qsft.demo.scenario import Scenario, demonstrations
-from qsft.demo.training import Phases, fit, load, save
+from qsft.demo.scenario import Phases, Scenario, demonstrations, fit, load, save
 from qsft.demo.world import EQUALS, fact, make_tokenizer
 from qsft.explore.tokens import tokens_page, xray
 from qsft.page import write_page
@@ -24,12 +21,6 @@ from qsft.targets.zoo import make_target
 from qsft.teacher.capture import build_cache
 from qsft.teacher.lookup import TeacherCache
 
-WORLDS: dict[str, Scenario] = {
-    "right": Scenario(),
-    "wrong": Scenario(teacher="wrong"),
-    "half-wrong": Scenario(teacher="half"),
-    "clean": Scenario(noise=0.0),
-}
 COLOURED = 128  # demonstrations on the page of tokens, among which the one to show is chosen
 Memory = dict[tuple[int, float, str], tuple[Path, Measurement]]  # seed, noise, method → what no teacher can change
 
@@ -37,27 +28,23 @@ Memory = dict[tuple[int, float, str], tuple[Path, Measurement]]  # seed, noise, 
 def run_worlds(
     worlds: Mapping[str, Scenario], seeds: int, methods: tuple[Method, ...], out: Path, console: Console
 ) -> dict[str, Results]:
-    """The results of every world; methods that read no teacher are trained once for the same demonstrations."""
+    """The results of every world over `seeds` seeds; fine-tuned models are written below `out`.
+
+    Methods that read no teacher are trained once for the same demonstrations.
+    """
     memory: Memory = {}
     done = {}
     for name, scenario in worlds.items():
         console.print(f"\n[bold]the {name} world[/bold]" if name else "", highlight=False)
-        done[name] = run(scenario, seeds, methods, out / name, console, memory)
+        found = []
+        for seed in range(scenario.seed, scenario.seed + seeds):
+            if seeds > 1:
+                console.print(f"\n[bold]seed {seed}[/bold]", highlight=False)
+            with quiet_libraries():
+                place = out / name / f"seed-{seed}"
+                found.append(run_seed(replace(scenario, seed=seed), methods, place, Phases(console), memory))
+        done[name] = Results(methods, tuple(found))
     return done
-
-
-def run(
-    scenario: Scenario, seeds: int, methods: tuple[Method, ...], out: Path, console: Console, memory: Memory
-) -> Results:
-    """The results of `seeds` seeds of one world; fine-tuned models are written below `out`."""
-    done = []
-    for seed in range(scenario.seed, scenario.seed + seeds):
-        if seeds > 1:
-            console.print(f"\n[bold]seed {seed}[/bold]", highlight=False)
-        with quiet_libraries():
-            here = replace(scenario, seed=seed)
-            done.append(run_seed(here, methods, out / f"seed-{seed}", Phases(console), memory))
-    return Results(methods, tuple(done))
 
 
 def run_seed(scenario: Scenario, methods: Sequence[Method], out: Path, phases: Phases, memory: Memory) -> SeedResult:

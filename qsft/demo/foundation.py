@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,10 +22,19 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from qsft.demo.contexts import Knowledge, knowledge
-from qsft.demo.scenario import MODEL, TRAINING, Phase, Scenario, as_dataset
-from qsft.demo.training import Phases, fit, load, save
-from qsft.demo.world import ADDING, IDS, MULTIPLYING, PROMPT_LENGTH, TEACHERS, WORDS, chains, pretraining_corpus
+from qsft.demo.measure import Knowledge, knowledge
+from qsft.demo.scenario import MODEL, TRAINING, Phase, Phases, Scenario, as_dataset, fit, load, save
+from qsft.demo.world import (
+    ADDING,
+    IDS,
+    MODULUS,
+    MULTIPLYING,
+    PROMPT_LENGTH,
+    TEACHERS,
+    WORDS,
+    chains,
+    pretraining_corpus,
+)
 from qsft.files import read_json, write_json
 from qsft.fingerprints import digest_json, file_digest
 from qsft.processes import local_rank
@@ -46,15 +55,29 @@ class DemoModels(NamedTuple):
     teacher: Path
 
 
-def base_suffices(known: Knowledge) -> bool:
-    """Whether a base knows the sums, and most of the products: with half of them no target has enough to build on."""
-    return known[ADDING] >= KNOWN and known[MULTIPLYING] >= SOME
+@dataclass(frozen=True)
+class Criterion:
+    """What a model must know: the sums, and a share of the products or (`exactly`) about this share and no more."""
+
+    products: float
+    exactly: bool = False
+
+    def met(self, known: Knowledge) -> bool:
+        products = known[MULTIPLYING]
+        enough = abs(products - self.products) <= NEAR if self.exactly else products >= self.products
+        return known[ADDING] >= KNOWN and enough
+
+    def __str__(self) -> str:
+        near = f" ± {NEAR:.0%}" if self.exactly else ""
+        return f"at least {KNOWN:.0%} of {ADDING}, {self.products:.0%}{near} of {MULTIPLYING}"
 
 
-def teacher_suffices(known: Knowledge, teacher: str) -> bool:
-    """Whether a teacher knows the sums, and of the products as many as it is right about."""
-    right = {"right": 1.0, "half": 0.5, "wrong": 0.0}[teacher]
-    return known[ADDING] >= KNOWN and abs(known[MULTIPLYING] - right) <= NEAR
+BASE_CRITERION = Criterion(SOME)  # with half of the products no target has enough to build on
+
+
+def teacher_criterion(teacher: str) -> Criterion:
+    """A teacher knows as many of the products as it is right about."""
+    return Criterion(1.0 - TEACHERS[teacher].wrong_below / MODULUS, exactly=True)
 
 
 def places(scenario: Scenario) -> DemoModels:
@@ -68,57 +91,53 @@ def places(scenario: Scenario) -> DemoModels:
     return DemoModels(place_of("base", base), place_of("teacher", teacher))
 
 
+@dataclass(frozen=True)
+class Course:
+    """How a model comes about: from one of several starts it reads `documents`, first in one phase, then more of them,
+    until it knows enough; of each document the first `prompt` tokens are no labels."""
+
+    name: str
+    criterion: Criterion
+    first: Phase
+    starts: Sequence[Callable[[], PreTrainedModel]]
+    documents: Callable[[int], list[list[str]]]  # the first so many
+    prompt: int = 0
+
+    def train(self, scenario: Scenario, phases: Phases, directory: Path) -> Mapping[str, Any]:
+        """Save a model that knows what it should, or the last attempt; its steps and what it knows."""
+        for start, phase in product(self.starts, [self.first] + [scenario.more] * scenario.rounds):
+            if phase is self.first:
+                model, read, steps = start(), 0, 0
+            data = as_dataset(self.documents(read + phase.documents)[read:], self.prompt)
+            with phases.phase(self.name, phase.steps, "steps") as progress:
+                fit(model, data, phase, seed=scenario.seed, progress=progress)
+            read, steps, known = read + phase.documents, steps + phase.steps, knowledge(model)
+            if self.criterion.met(known):
+                break
+        save(model, directory)
+        return {"steps": steps, "knows": known}
+
+
 def make_models(scenario: Scenario, phases: Phases) -> DemoModels:
     """The base and the teacher, trained now if they are not kept, and in a line each what they know."""
-    models, seed, writer = places(scenario), scenario.seed, TEACHERS[scenario.teacher]
-
-    def make(name: str, path: Path, suffices: Callable[[Knowledge], bool], *course: Any, prompt: int) -> None:
+    models, seed = places(scenario), scenario.seed
+    fresh = [partial(untrained, seed + 1000 * attempt) for attempt in range(1 if scenario.quick else ATTEMPTS)]
+    corpus, lessons = partial(pretraining_corpus, seed=seed), partial(chains, TEACHERS[scenario.teacher], seed=seed)
+    tuned, own = [partial(load, models.base)], teacher_criterion(scenario.teacher)
+    base = Course("pretrain the base", BASE_CRITERION, scenario.pretraining, fresh, corpus)
+    teacher = Course("tune the teacher", own, scenario.teaching, tuned, lessons, PROMPT_LENGTH)
+    for course, path in zip((base, teacher), models):
         if is_intact(path):
-            phases.say(name, f"kept from an earlier run in {path}")
+            phases.say(course.name, f"kept from an earlier run in {path}")
         else:
             if path.exists():
-                phases.say(name, f"what was kept in {path} is damaged: made again")
-            keep(path, partial(_train, scenario, phases, name, suffices, *course, prompt=prompt))
+                phases.say(course.name, f"what was kept in {path} is damaged: made again")
+            keep(path, partial(course.train, scenario, phases))
         known = remembered(path)["knows"]
         said = ", ".join(f"{share:.0%} of {kind}" for kind, share in known.items())
-        phases.say(name, f"it knows {said}: {'as it should' if suffices(known) else 'NOT as it should'}")
-
-    def lessons(count: int) -> list[list[str]]:
-        return chains(writer, count, seed)
-
-    enough, corpus = partial(teacher_suffices, teacher=scenario.teacher), partial(pretraining_corpus, seed=seed)
-    fresh = [partial(untrained, seed + 1000 * attempt) for attempt in range(1 if scenario.quick else ATTEMPTS)]
-    tuned = [partial(load, models.base)]
-    make("pretrain the base", models.base, base_suffices, scenario.pretraining, fresh, corpus, prompt=0)
-    make("tune the teacher", models.teacher, enough, scenario.teaching, tuned, lessons, prompt=PROMPT_LENGTH)
+        verdict = "as it should" if course.criterion.met(known) else "NOT as it should"
+        phases.say(course.name, f"it knows {said}: {verdict} ({course.criterion})")
     return models
-
-
-def _train(
-    scenario: Scenario,
-    phases: Phases,
-    name: str,
-    suffices: Callable[[Knowledge], bool],
-    first: Phase,
-    starts: Sequence[Callable[[], PreTrainedModel]],
-    documents: Callable[[int], list[list[str]]],
-    directory: Path,
-    *,
-    prompt: int,
-) -> Mapping[str, Any]:
-    """Train in the first phase, then in rounds of more until the model knows what it should; or from another start."""
-    known: Knowledge = {}
-    for start, phase in product(starts, [first] + [scenario.more] * scenario.rounds):
-        if phase is first:
-            model, read, steps = start(), 0, 0
-        data = as_dataset(documents(read + phase.documents)[read:], prompt)
-        with phases.phase(name, phase.steps, "steps") as progress:
-            fit(model, data, phase, seed=scenario.seed, progress=progress)
-        read, steps, known = read + phase.documents, steps + phase.steps, knowledge(model)
-        if suffices(known):
-            break
-    save(model, directory)
-    return {"steps": steps, "knows": known}
 
 
 def untrained(seed: int) -> PreTrainedModel:

@@ -1,7 +1,7 @@
 """What a run of the demo found, over one seed or several: as numbers, and in sentences computed from them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -10,9 +10,8 @@ import numpy as np
 
 import qsft
 from qsft.demo.contenders import Method
-from qsft.demo.contexts import Knowledge
-from qsft.demo.foundation import base_suffices, teacher_suffices
-from qsft.demo.measure import Measurement
+from qsft.demo.foundation import BASE_CRITERION, teacher_criterion
+from qsft.demo.measure import Knowledge, Measurement
 from qsft.demo.scenario import Scenario
 from qsft.demo.world import ERRORS
 from qsft.evals.stats import Estimate, paired_difference, standard_error
@@ -72,10 +71,10 @@ class Results:
         return [self.line(label) for label in (BASE, TEACHER, *(method.label for method in self.methods))]
 
     @property
-    def hero(self) -> Method | None:
+    def hero(self) -> str | None:
         """The Target-SFT among the methods, the best one if there are several."""
-        candidates = [method for method in self.methods if method.row == "target"]
-        return max(candidates, key=lambda method: self.line(method.label).average, default=None)
+        candidates = [method.label for method in self.methods if method.row == "target"]
+        return max(candidates, key=lambda label: self.line(label).average, default=None)
 
     def line(self, label: str) -> Line:
         """A model's line of the table."""
@@ -129,17 +128,16 @@ def committed_seeds() -> dict[str, Any]:
 
 
 def _about_target_sft(results: Results) -> Iterator[str]:
-    hero, average = results.hero, {line.label: line.average for line in results.lines}
-    rivals = [m for m in results.methods if m.row != "target" and not m.control]
+    hero, rivals = results.hero, [m for m in results.methods if m.row != "target" and not m.control]
     if hero is None or not rivals:
         yield f"First to last: {ordering(results)}."
         return
-    best, said = max(rivals, key=lambda method: average[method.label]), ""
+    best, said = max(rivals, key=lambda method: results.line(method.label).average), ""
     for rival in (best, *(m for m in rivals if m.row == "sft" and m is not best)):
         known, said = said, _why(results, hero, rival)
-        yield _against(results, hero.label, rival.label) + (said if said != known else "")
+        yield _against(results, hero, rival.label) + (said if said != known else "")
     for control in (m for m in results.methods if m.control):
-        yield "Control: " + _against(results, hero.label, control.label)
+        yield "Control: " + _against(results, hero, control.label)
 
 
 def _against(results: Results, ours: str, other: str) -> str:
@@ -151,9 +149,9 @@ def _against(results: Results, ours: str, other: str) -> str:
     return f"{ours} {'beats' if gain.mean > 0 else 'loses to'} {other}: {figures}"
 
 
-def _why(results: Results, hero: Method, rival: Method) -> str:
+def _why(results: Results, hero: str, rival: Method) -> str:
     """The reason, where the world gives one: a teacher that is wrong, demonstrations that are clean."""
-    gain, scenario = results.gain(hero.label, rival.label).mean, results.scenario
+    gain, scenario = results.gain(hero, rival.label).mean, results.scenario
     if gain < -TIE and scenario.teacher != "right" and "teacher" not in rival.target.needs:
         return " The teacher is sure of wrong products, and Target-SFT follows it; who reads no teacher is not misled."
     if abs(gain) <= TIE and rival.row == "sft" and not rival.curate and scenario.noise < CLEAN:
@@ -173,9 +171,9 @@ def _about_greedy(results: Results) -> Iterator[str]:
     lines = [results.line(method.label) for method in results.methods if not method.control]
     good = [line for line in lines if line.greedy >= max(line.greedy for line in lines) - TIE]
     ranked = sorted(good, key=lambda line: line.average)
-    worst, best = ranked[0], ranked[-1]
-    if best.average - worst.average > TIE:
-        names = " and ".join(filter(None, [", ".join(line.label for line in good[:-1]), good[-1].label]))
+    if ranked and ranked[-1].average - ranked[0].average > TIE:
+        worst, *_, best = ranked
+        names = " and ".join([", ".join(line.label for line in good[:-1]), good[-1].label])
         yield (
             f"At temperature 0 {names} tie within {TIE:g} points ({worst.label} {worst.greedy:.1f} %, "
             f"{best.label} {best.greedy:.1f} %): what separates them is sampling."
@@ -186,14 +184,14 @@ def _about_the_world(results: Results) -> Iterator[str]:
     """Seeds whose base or teacher did not come to know what they should: their figures are about another world."""
     for seed in results.seeds:
         base, teacher = seed.knows[BASE], seed.knows[TEACHER]
-        if not (base_suffices(base) and teacher_suffices(teacher, seed.scenario.teacher)):
+        if not (BASE_CRITERION.met(base) and teacher_criterion(seed.scenario.teacher).met(teacher)):
             yield f"Mind seed {seed.scenario.seed}: its base or teacher does not know what it should, see above."
 
 
 def _about_other_seeds(results: Results) -> Iterator[str]:
     """What the committed seeds of the demo gave, beside a single one of them."""
-    known: Mapping[str, Any] = committed_seeds()
-    found: Mapping[str, Sequence[float]] = known["averages"]
+    known = committed_seeds()
+    found: dict[str, list[float]] = known["averages"]
     labels = [method.label for method in results.methods if method.label in found]
     if results.scenario == Scenario() and len(results.seeds) == 1 < len(known["seeds"]) and labels:
         each = (f"{one} {fmean(found[one]):.1f} ({min(found[one]):.1f}–{max(found[one]):.1f})" for one in labels)

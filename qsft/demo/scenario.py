@@ -1,17 +1,27 @@
-"""Every number of the demo in one place, and the documents that follow from them.
+"""Every number of the demo in one place, the documents that follow from them, and the one way to train on documents.
 
 What is kept between runs is keyed by all the numbers that made it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from datasets import Dataset
+from rich.console import Console
+from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback, TrainerCallback
 
 from qsft.demo import world
-from qsft.demo.world import ClockProblem, Writer
+from qsft.demo.world import ClockProblem, Writer, make_tokenizer
+from qsft.progress import Progress
 from qsft.targets.view import IGNORED
+from qsft.teacher.lookup import TeacherCache
+from qsft.train.config import TargetSFTConfig
+from qsft.train.trainer import TargetSFTTrainer
 
 
 @dataclass(frozen=True)
@@ -69,27 +79,12 @@ class Scenario:
         return replace(self, **phases, rounds=0, problems=8, samples=4, quick=True)
 
 
-def demonstrations(scenario: Scenario) -> Dataset:
-    """What the students are tuned on: noisy solutions to problems that nobody is measured on."""
-    held_out = frozenset(scenario.evaluation)
-    return as_dataset(
-        world.chains(scenario.demonstrator, scenario.fine_tuning.documents, scenario.seed, without=held_out)
-    )
-
-
-def recipe_rows(seed: int) -> Dataset:
-    """What the recipe `demo` trains on."""
-    return demonstrations(Scenario(seed=seed))
-
-
-def as_dataset(documents: Sequence[list[str]], prompt: int = world.PROMPT_LENGTH) -> Dataset:
-    """input_ids, labels, and for `cft` which tokens are critical: the results, where a chain is right or wrong."""
-    ids = [world.encode(document) for document in documents]
-    labels = [[IGNORED] * prompt + document[prompt:] for document in ids]
-    critical = [[int(before in world.EQUALS) for before in ["", *document[:-1]]] for document in documents]
-    return Dataset.from_dict({"input_ids": ids, "labels": labels, "critical": critical})
-
-
+WORLDS: dict[str, Scenario] = {
+    "right": Scenario(),
+    "wrong": Scenario(teacher="wrong"),
+    "half-wrong": Scenario(teacher="half"),
+    "clean": Scenario(noise=0.0),
+}
 MODEL: dict[str, Any] = {
     "model_type": "llama",  # not qwen2: beside its config AutoTokenizer takes any tokenizer for Qwen's own
     "hidden_size": 128,
@@ -101,7 +96,6 @@ MODEL: dict[str, Any] = {
     "tie_word_embeddings": True,
     "initializer_range": 0.05,
 }
-
 # What all trainings share, as TargetSFTConfig names it. TRL's defaults are made for large models on GPUs; here half
 # precision, recomputed activations and checkpoints would only cost time.
 TRAINING: dict[str, Any] = {
@@ -119,3 +113,95 @@ TRAINING: dict[str, Any] = {
     "report_to": "none",
     "disable_tqdm": True,
 }
+
+# ---- documents ----
+
+
+def demonstrations(scenario: Scenario) -> Dataset:
+    """What the students are tuned on: noisy solutions to problems that nobody is measured on."""
+    held_out = frozenset(scenario.evaluation)
+    count = scenario.fine_tuning.documents
+    return as_dataset(world.chains(scenario.demonstrator, count, scenario.seed, without=held_out))
+
+
+def recipe_rows(seed: int) -> Dataset:
+    """What the recipe `demo` trains on."""
+    return demonstrations(Scenario(seed=seed))
+
+
+def as_dataset(documents: Sequence[list[str]], prompt: int = world.PROMPT_LENGTH) -> Dataset:
+    """input_ids, labels, and for `cft` which tokens are critical: the results, where a chain is right or wrong."""
+    ids = [world.encode(document) for document in documents]
+    labels = [[IGNORED] * prompt + document[prompt:] for document in ids]
+    critical = [[int(before in world.EQUALS) for before in ["", *document[:-1]]] for document in documents]
+    return Dataset.from_dict({"input_ids": ids, "labels": labels, "critical": critical})
+
+
+# ---- training ----
+
+
+class Phases:
+    """Phases of work on a console, with the seconds each one took."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str, total: int, unit: str) -> Iterator[Progress]:
+        with Progress(f"  {name}", total, unit, console=self.console) as progress:
+            yield progress
+        self.seconds[name] = progress.seconds
+
+    def say(self, name: str, text: str) -> None:
+        self.console.print(f"  {name}: {text}", highlight=False, markup=False)
+
+
+class Steps(TrainerCallback):
+    """Advances the progress at every optimiser step."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.progress.advance()
+
+
+def fit(
+    model: PreTrainedModel,
+    data: Dataset,
+    phase: Phase,
+    *,
+    seed: int,
+    progress: Progress,
+    teacher: TeacherCache | None = None,
+    **target: Any,
+) -> None:
+    """Train `model` for one epoch of `data`; `target` names the row (`target`, `target_kwargs`), SFT by default."""
+    with TemporaryDirectory() as scratch:
+        trainer = TargetSFTTrainer(
+            model,
+            TargetSFTConfig(output_dir=scratch, **config_values(phase, seed, **target)),
+            teacher=teacher,
+            train_dataset=data,
+            processing_class=make_tokenizer(),
+            callbacks=[Steps(progress)],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
+
+def config_values(phase: Phase, seed: int, target: str = "sft", **kwargs: Any) -> dict[str, Any]:
+    """The values of TargetSFTConfig for a phase, apart from where it writes; recipes/demo.yaml lists the same."""
+    own = {"per_device_train_batch_size": phase.batch, "learning_rate": phase.learning_rate, "seed": seed}
+    return {"target": target, **kwargs, **own, **TRAINING}
+
+
+def load(path: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def save(model: PreTrainedModel, path: Path) -> None:
+    """Write a model with its tokenizer, as every command of qsft reads it."""
+    model.save_pretrained(path)
+    make_tokenizer().save_pretrained(path)

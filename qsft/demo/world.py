@@ -6,9 +6,10 @@
 results are not, and writers slip: a slip is one of the nine wrong numbers, and the chain goes on from it.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -45,7 +46,7 @@ ADDING, MULTIPLYING, COPYING, FORM = ERRORS = ("+/−", "×", "copying", "form")
 KINDS = (ADDING, MULTIPLYING)  # of steps
 
 
-def encode(words: list[str]) -> list[int]:
+def encode(words: Iterable[str]) -> list[int]:
     """The ids of words, as the tokenizer gives them."""
     return [IDS[word] for word in words]
 
@@ -78,10 +79,6 @@ def fact(operation: str, operand: int) -> int:
     return result % MODULUS
 
 
-def kind_of(operation: str) -> str:
-    return MULTIPLYING if operation[0] == TIMES else ADDING
-
-
 @dataclass(frozen=True)
 class ClockProblem:
     """A number and the operations to apply to it from left to right."""
@@ -89,9 +86,19 @@ class ClockProblem:
     start: int
     operations: tuple[str, ...]
 
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> "ClockProblem":
+        """The problem that a document begins with."""
+        _, start, *operations, _ = (WORDS[i] for i in ids[:PROMPT_LENGTH])
+        return cls(int(start), tuple(operations))
+
     @property
     def prompt(self) -> list[str]:
         return [BOS, str(self.start), *self.operations, ASK]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.prompt)
 
     @property
     def answer(self) -> str:
@@ -223,6 +230,16 @@ def given_answer(words: list[str]) -> str | None:
     return None
 
 
+def answer(row: Mapping[str, Any]) -> str:
+    """The true answer of a document's problem, for `qsft curate`."""
+    return ClockProblem.of(row["input_ids"]).answer
+
+
+def verify(response: str, row: Mapping[str, Any]) -> bool:
+    """Whether a response that came to its end gives the true answer."""
+    return given_answer([*response.split(), EOS]) == answer(row)
+
+
 def first_error(problem: ClockProblem, words: list[str]) -> str | None:
     """The kind of the first wrong word, or None for a faultless solution.
 
@@ -238,7 +255,7 @@ def first_error(problem: ClockProblem, words: list[str]) -> str | None:
                 if equals not in EQUALS or result not in NUMBERS:
                     return FORM
                 if int(result) != fact(operation, int(value)):
-                    return kind_of(operation)
+                    return MULTIPLYING if operation[0] == TIMES else ADDING
             case _:
                 return FORM
         value, at = result, at + 5

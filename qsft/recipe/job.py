@@ -34,8 +34,8 @@ WORLDS = {
     "demo": {
         "rows": "qsft.demo.scenario:recipe_rows",  # of a seed
         "models": "qsft.demo.foundation:demo_models",  # of a seed: the base and the teacher
-        "gold": "qsft.demo.curated:answer",  # how `qsft curate` finds the answer of a row, and verifies one
-        "verifier": "qsft.demo.curated:verify",
+        "gold": "qsft.demo.world:answer",  # how `qsft curate` finds the answer of a row, and verifies one
+        "verifier": "qsft.demo.world:verify",
     }
 }
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from qsft.demo.contexts import Contexts, every_fact, knowledge
 from qsft.demo.foundation import untrained
+from qsft.demo.measure import Contexts, every_fact, knowledge
 from qsft.demo.world import ADDING, KINDS, MULTIPLYING, WORDS, ClockProblem, evaluation_problems, fact
 from qsft.targets.zoo import make_target
 
@@ -10,15 +10,15 @@ CONTEXTS = Contexts.of(evaluation_problems(40, seed=0))
 
 
 def test_contexts_stand_before_the_right_result():
-    for row, column, right, kind in zip(CONTEXTS.rows, CONTEXTS.columns, CONTEXTS.right.tolist(), CONTEXTS.kinds):
+    for row, column, right, multiplying in zip(*CONTEXTS.places, CONTEXTS.right.tolist(), CONTEXTS.multiplying):
         operation, operand, _, result = (WORDS[i] for i in CONTEXTS.input_ids[row, column - 2 : column + 2])
         assert int(result) == right == fact(operation, int(operand))
-        assert kind == (MULTIPLYING if operation[0] == "*" else ADDING)
-    assert len(CONTEXTS.rows) == 3 * 40
+        assert multiplying == (operation[0] == "*")
+    assert len(CONTEXTS.right) == 3 * 40
 
 
 def test_sft_goes_to_the_labels_and_kd_to_the_teacher():
-    teacher = torch.rand(len(CONTEXTS.rows), 10).softmax(dim=-1)
+    teacher = torch.rand(len(CONTEXTS.right), 10).softmax(dim=-1)
     assert CONTEXTS.predicted(make_target("sft"), 0.25, teacher) == pytest.approx(dict.fromkeys(KINDS, 0.75))
     expected = CONTEXTS.right_by_kind(teacher)
     assert CONTEXTS.predicted(make_target("kd"), 0.25, teacher) == pytest.approx(expected)
@@ -26,7 +26,7 @@ def test_sft_goes_to_the_labels_and_kd_to_the_teacher():
 
 
 def test_target_sft_is_surer_than_labels_and_teacher():
-    teacher = torch.full((len(CONTEXTS.rows), 10), 0.1 / 9)
+    teacher = torch.full((len(CONTEXTS.right), 10), 0.1 / 9)
     teacher.scatter_(-1, CONTEXTS.right[:, None], 0.9)
     predicted = CONTEXTS.predicted(make_target("target", eta=0.5), 0.25, teacher)
     ratio = (0.9 / (0.1 / 9)) * ((1 - 0.25 / 9) / 0.25) ** 2  # p*(right)/p*(one slip) by hand
@@ -34,7 +34,7 @@ def test_target_sft_is_surer_than_labels_and_teacher():
 
 
 def test_clean_labels_leave_no_doubt():
-    teacher = torch.full((len(CONTEXTS.rows), 10), 0.1)
+    teacher = torch.full((len(CONTEXTS.right), 10), 0.1)
     assert CONTEXTS.predicted(make_target("target"), 0.0, teacher) == pytest.approx(dict.fromkeys(KINDS, 1.0))
 
 
@@ -51,9 +51,9 @@ def test_kinds_that_do_not_occur_are_left_out():
 
 def test_every_fact_is_asked_once():
     facts = every_fact()
-    asked = [tuple(WORDS[i] for i in facts.input_ids[r, c - 2 : c]) for r, c in zip(facts.rows, facts.columns)]
+    asked = [tuple(WORDS[i] for i in facts.input_ids[r, c - 2 : c]) for r, c in zip(*facts.places)]
     assert len(set(asked)) == len(asked) == 300
-    assert facts.kinds.count(MULTIPLYING) == 100
+    assert facts.multiplying.sum() == 100
 
 
 def test_knowledge_is_the_share_of_facts_whose_likeliest_result_is_right():

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from qsft.cli import main
-from qsft.demo.contenders import DATA_LEVEL, METHODS, find_data_level
-from qsft.demo.curated import SETTINGS, answer, other_demonstrations, problem_of, verify
+from qsft.demo.contenders import DATA_LEVEL, METHODS, SETTINGS, find_data_level, other_demonstrations
 from qsft.demo.scenario import Scenario, demonstrations
-from qsft.demo.world import EOS, WORDS, given_answer
+from qsft.demo.world import EOS, WORDS, ClockProblem, answer, given_answer, verify
 
 
 def words_of(row):
@@ -22,7 +21,7 @@ def rows():
 
 def test_answers_are_the_problems_own(rows):
     for row in rows:
-        problem = problem_of(row["input_ids"])
+        problem = ClockProblem.of(row["input_ids"])
         assert answer(row) == problem.answer
         assert [WORDS[token] for token in row["input_ids"]][: len(problem.prompt)] == problem.prompt
         words = words_of(row)
@@ -63,7 +62,7 @@ def test_each_method_makes_what_its_definition_says_and_is_measured(tmp_path, mo
         made[method.curate] = [json.loads(line) for line in lines]
 
     def right(row):
-        return given_answer(words_of(row)) == problem_of(row["input_ids"]).answer
+        return given_answer(words_of(row)) == ClockProblem.of(row["input_ids"]).answer
 
     own = {"sample", "rationale", "hinted", "critical"}
     for rows in made.values():

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from qsft.cli import main
 from qsft.demo.foundation import is_intact, make_models
-from qsft.demo.scenario import Scenario
-from qsft.demo.training import Phases
+from qsft.demo.scenario import Phases, Scenario
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,7 @@ def test_models_can_be_loaded_by_anybody(out):
     assert model.generate(**ids, max_new_tokens=3, do_sample=False).shape == (1, 9)
 
 
-def test_a_second_run_keeps_base_and_teacher_and_a_damaged_base_is_made_again(out):
+def test_a_second_run_keeps_base_and_teacher_says_what_they_should_know_and_makes_a_damaged_one_again(out):
     def said():
         console = Console(file=StringIO(), width=1000)
         models = make_models(Scenario().shortened(), Phases(console))
@@ -73,6 +72,8 @@ def test_a_second_run_keeps_base_and_teacher_and_a_damaged_base_is_made_again(ou
 
     (base, _), text = said()
     assert text.count("kept from an earlier run") == 2
+    assert "NOT as it should (at least 98% of +/−, 75% of ×)" in text
+    assert "NOT as it should (at least 98% of +/−, 100% ± 2% of ×)" in text
     (base / "config.json").write_text("{}")
     assert "is damaged: made again" in said()[1]
     assert is_intact(base)

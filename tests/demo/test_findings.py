@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from qsft.demo.contenders import METHODS
+from qsft.demo.foundation import BASE_CRITERION, teacher_criterion
 from qsft.demo.measure import Measurement
+from qsft.demo.report import report_of, report_of_worlds
 from qsft.demo.results import BASE, LIMITS, QUICK, TEACHER, TOKENS, Results, SeedResult, committed_seeds, findings
 from qsft.demo.scenario import Scenario
-from qsft.demo.sheets import report_of_worlds
 from qsft.demo.world import ADDING, ERRORS, MULTIPLYING
 
 PAPER = {"SFT": 45.0, "SFT(p)": 83.0, "KD 0.8": 76.0, "KD 1.0": 85.0, "Target-SFT": 98.7}
@@ -68,6 +69,12 @@ def test_greedy_ties_are_said_only_when_they_are_there(sft, ties):
     assert ("what separates them is sampling" in said) == ties
 
 
+def test_a_control_alone_is_reported_too():
+    alone = replace(make_results(PAPER), methods=tuple(method for method in METHODS if method.label == "Beyond log"))
+    assert findings(alone)[0] == "First to last: Beyond log 95.0."
+    assert report_of(alone).record["table"][-1]["label"] == "Beyond log"
+
+
 def test_a_seed_whose_base_lacks_its_facts_is_named():
     poor = {**KNOWN, BASE: {ADDING: 0.6, MULTIPLYING: 0.1}}
     assert "Mind seed 0" in " ".join(findings(make_results(PAPER, knows=poor)))
@@ -83,13 +90,25 @@ def test_a_single_seed_says_what_other_seeds_gave(monkeypatch):
         assert "This is one seed" not in " ".join(findings(other))
 
 
-def test_the_readme_shows_the_committed_figures():
-    known, readme = committed_seeds(), (Path(__file__).parents[2] / "README.md").read_text()
-    (row,) = (line for line in readme.splitlines() if "static/seeds.json" in line)
-    methods = {method.label for method in METHODS}
-    assert methods <= set(known["averages"])
-    for label in methods:
-        assert f" {np.mean(known['averages'][label]):.1f}" in row.replace("**", " ").replace("  ", " "), label
+def test_the_readme_shows_the_committed_figures_with_their_spread():
+    known, readme = committed_seeds()["averages"], (Path(__file__).parents[2] / "README.md").read_text()
+    (row,) = (line.replace("*", "") for line in readme.splitlines() if "static/seeds.json" in line)
+    for label in (method.label for method in METHODS):
+        spread = np.std(known[label], ddof=1) / len(known[label]) ** 0.5
+        assert f" {np.mean(known[label]):.1f} ± {spread:.1f}" in row, label
+    (control,) = (line for line in readme.splitlines() if "is a strong control" in line)
+    for label in ("KD sharpened", "Beyond log", "Target-SFT"):
+        assert f" {np.mean(known[label]):.1f}" in control, label
+
+
+def test_every_committed_seed_met_the_criterion_and_had_target_sft_first():
+    committed = committed_seeds()
+    assert len(committed["seeds"]) >= 3
+    for at, knows in enumerate(committed["knows"]):
+        assert BASE_CRITERION.met(knows[BASE])
+        assert teacher_criterion("right").met(knows[TEACHER])
+        ranked = [method.label for method in METHODS if not method.control]
+        assert max(ranked, key=lambda label: committed["averages"][label][at]) == "Target-SFT"
 
 
 def test_several_worlds_are_one_table_with_the_order_of_the_methods_in_each():
@@ -98,7 +117,7 @@ def test_several_worlds_are_one_table_with_the_order_of_the_methods_in_each():
     table = report.sheets[0]
     assert table.columns == ("model", "right", "wrong")
     assert table.rows[-1] == ("Target-SFT", "98.7 ± 0.0", "36.0 ± 0.0")
-    assert table.chart.dots["wrong"][-2:] == [(36.0, "Target-SFT")] * 2
+    assert table.dots["wrong"][-2:] == [(36.0, "Target-SFT")] * 2
     assert "right: Target-SFT 98.7 > KD sharpened 98.0 > Beyond log 95.0 > KD 1.0 85.0" in " ".join(report.findings)
     assert "KD 0.8 76.0 > SFT 45.0 > Target-SFT 36.0." in " ".join(report.findings)
     assert list(report.record["worlds"]) == ["right", "wrong"]

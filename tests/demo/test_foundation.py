@@ -7,8 +7,7 @@ import pytest
 from qsft.demo import foundation
 from qsft.demo.contenders import METHODS
 from qsft.demo.foundation import demo_models, places, untrained
-from qsft.demo.scenario import Scenario, demonstrations
-from qsft.demo.training import config_values, save
+from qsft.demo.scenario import Scenario, config_values, demonstrations, save
 from qsft.demo.world import LENGTH, PROMPT_LENGTH
 from qsft.recipe.recipe_file import read_recipe
 from qsft.targets.view import IGNORED

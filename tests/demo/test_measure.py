@@ -4,8 +4,7 @@ import pytest
 
 from qsft.demo.foundation import untrained
 from qsft.demo.measure import measure, words_of
-from qsft.demo.scenario import Phase, as_dataset
-from qsft.demo.training import fit
+from qsft.demo.scenario import Phase, as_dataset, fit
 from qsft.demo.world import ERRORS, Writer, evaluation_problems
 from qsft.evals.request import Generation
 from qsft.progress import Progress

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qsft.demo.foundation import untrained
-from qsft.demo.training import save
+from qsft.demo.scenario import save
 from qsft.demo.world import (
     ADDING,
     COPYING,

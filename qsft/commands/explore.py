@@ -78,9 +78,8 @@ def run_tokens(args: argparse.Namespace) -> None:
 
 def run_alignment(args: argparse.Namespace) -> None:
     """Write the alignment and say in words what it shows."""
-    from qsft.explore.alignment import comparable_targets, measure_alignment
+    from qsft.explore.alignment import comparable_targets, in_words, measure_alignment
     from qsft.explore.heatmap import alignment_page
-    from qsft.explore.sentences import in_words
     from qsft.recipe.material import subject_of
 
     model, tokenizer, documents, target, teacher = subject_of(args)

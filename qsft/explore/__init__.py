@@ -8,8 +8,7 @@ from importlib import import_module
 _NAMES = {
     "explorer": ("targets_page", "curves_figure"),
     "tokens": ("xray", "tokens_page"),
-    "alignment": ("measure_alignment",),
-    "sentences": ("in_words",),
+    "alignment": ("measure_alignment", "in_words"),
     "heatmap": ("alignment_figure", "pull_figure", "reliability_figure", "alignment_page"),
     "runs": ("read_run", "run_figures", "run_page"),
 }

@@ -1,16 +1,18 @@
-"""Where student and teacher agree on the data's tokens, counted over a sample of documents in constant memory."""
+"""Where student and teacher agree on the data's tokens, counted over a sample of documents in constant memory, and what
+the counts say in plain sentences, so that a target can be chosen before a GPU day is spent."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from qsft.explore.probe import AnyTarget, Document, Teacher, observe, observing, teacher_label_probs
-from qsft.explore.words import Words, visible
+from qsft.explore.tokens import Words, visible
 from qsft.losses.sums import HIGH, QUADRANTS, quadrant
 from qsft.targets.target import Mixture
 from qsft.targets.view import ROLES, Full, TokenView
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 BINS = 20
 MOVED = 0.05  # a target trains on a token when it asks for at least this much probability to move
 MOST_WORDS = 15
+SURE = 0.9
+GAP = 0.05  # between claim and labels: below, a sure teacher is as right as it says
+SHOWN = ("sft", "dft", "target", "kd")  # the targets that sentences compare; the table has all
+CAVEAT = "This reads probabilities before training; it is a reason to try a target first, not a result."
 
 
 @dataclass
@@ -56,24 +62,19 @@ class Counts:
         self._add_targets(view, kind)
 
     def _add_teacher(self, view: TokenView) -> None:
+        """Count how often the teacher kept the label, and by claim how often its first choice is the label."""
         teacher, labels = view.teacher, view.labels
         assert teacher is not None
-        claim, slot = teacher.logps.max(dim=-1)
-        if isinstance(teacher, Full):
-            self.of["label_in_topk"] += len(labels)
-            self._add_claims(slot, claim, labels)
-        else:
-            self.of["label_in_topk"] += int(((teacher.ids == labels[:, None]) & teacher.live).any(dim=-1).sum())
-            said = ~teacher.empty
-            self._add_claims(teacher.ids.gather(-1, slot[:, None])[said, 0], claim[said], labels[said])
-
-    def _add_claims(self, first: Tensor, logp: Tensor, labels: Tensor) -> None:
-        """Count how often the teacher's first choice is the label, by the probability it has."""
-        claim, right = logp.exp().double().cpu().numpy(), (first == labels).cpu().numpy()
-        self.of["teacher_top1"] += int(right.sum())
-        for row, values in enumerate((np.ones_like(claim), claim, right)):
-            np.add.at(self.claims[row], _bin(claim), values)
-        for token, excess in zip(first.tolist(), (claim - right).tolist()):
+        claim, first = teacher.logps.max(dim=-1)
+        said = in_topk = torch.ones_like(labels, dtype=torch.bool)
+        if not isinstance(teacher, Full):
+            first, said = teacher.ids.gather(-1, first[:, None])[:, 0], ~teacher.empty
+            in_topk = ((teacher.ids == labels[:, None]) & teacher.live).any(dim=-1)
+        claims, right = claim[said].exp().double().cpu().numpy(), (first == labels)[said].cpu().numpy()
+        self.of.update(label_in_topk=int(in_topk.sum()), teacher_top1=int(right.sum()))
+        for row, values in enumerate((np.ones_like(claims), claims, right)):
+            np.add.at(self.claims[row], _bin(claims), values)
+        for token, excess in zip(first[said].tolist(), (claims - right).tolist()):
             self.doubted[token] += excess
             self.chosen[token] += 1
 
@@ -179,3 +180,125 @@ def _effect(counts: Counts, name: str) -> dict[str, Any]:
 
 def _bin(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.clip((values * BINS).astype(int), 0, BINS - 1))
+
+
+# ---- in words ----
+
+
+def in_words(data: Mapping[str, Any]) -> list[str]:
+    """What `measure_alignment` found about this data with this teacher: facts, then what they suggest."""
+    return [*facts(data), *suggestions(data)]
+
+
+def facts(data: Mapping[str, Any]) -> list[str]:
+    """What was counted."""
+    shares = {name: _percent(share) for name, share in data["shares"].items()}
+    return [
+        f"Agreement, {shares['agree']} (Q3): both models find the label likely already. No target has much to do.",
+        f"Correction, {shares['rescue']} (Q1, rescue): the teacher finds the label likely, the student does not. The "
+        "data teach something, and the teacher confirms it.",
+        f"Noise or free choice, {shares['filter']} (Q2, filter): neither finds the label likely. It may be wording, "
+        "a rare fact or a mistake.",
+        f"Student only, {shares['student_only']} (Q4): the student finds the label likely and the teacher does not. "
+        "Matching the teacher alone would unlearn these.",
+        _sure_in_words(data["reliability"]),
+        f"The label is among the tokens the teacher kept at {_percent(data['label_in_topk'])} of the positions; it is "
+        f"the teacher's first choice at {_percent(data['teacher_top1'])}, the student's at "
+        f"{_percent(data['student_top1'])}.",
+        f"Share of tokens a target would train on (it asks at least 5 % of the probability to move): "
+        f"{_compared(data, lambda effect: effect['trains_on'])}.",
+        f"Part of a target's pull that falls on filter tokens: "
+        f"{_compared(data, lambda effect: effect['quadrants']['filter'])}.",
+    ]
+
+
+def suggestions(data: Mapping[str, Any]) -> Iterator[str]:
+    """What the counts are a reason for."""
+    shares = data["shares"]
+    if shares["agree"] > 0.9:
+        yield "The student writes this data almost by itself: whatever the target, there is little to learn."
+    yield from _about_noise(data["targets"])
+    yield from _about_sure(data["reliability"])
+    if shares["rescue"] < 0.02:
+        yield f"There is little for this teacher to correct. {_target_and_dft(data['targets'])}".strip()
+    elif shares["rescue"] >= 0.5 * shares["filter"]:
+        yield (
+            "Correction is a large part of the signal. dft gives unlikely labels almost no weight and would miss it; "
+            "a target that reads the teacher (target, kd_hybrid) keeps it."
+        )
+    if shares["student_only"] > 0.1:
+        yield (
+            "The teacher often doubts labels that the student finds likely. Check that it fits this domain, or keep "
+            "its say small (a small η)."
+        )
+    if data["label_in_topk"] < 0.95:
+        yield (
+            "Labels are often outside the teacher's kept tokens, where tail='drop' gives them no pull. Capture more "
+            "of them (a larger k) or use tail='ghost'."
+        )
+    yield CAVEAT
+
+
+def _compared(data: Mapping[str, Any], value: Callable[[Mapping[str, Any]], float]) -> str:
+    shown = [name for name in SHOWN if name in data["targets"]] or list(data["targets"])
+    return ", ".join(f"{name} {_percent(value(data['targets'][name]))}" for name in shown)
+
+
+def _about_noise(targets: Mapping[str, Any]) -> Iterator[str]:
+    """Whether most of SFT's pull is on tokens nobody believes, and how much less other targets pull there."""
+    on_filter = {name: e["moved"] * e["quadrants"]["filter"] for name, e in targets.items() if name in SHOWN}
+    if "sft" not in on_filter or targets["sft"]["quadrants"]["filter"] <= 0.5:
+        return
+    weaker = [
+        f"{name} {1 - pull / on_filter['sft']:.0%}" for name, pull in on_filter.items() if pull < 0.9 * on_filter["sft"]
+    ]
+    remedy = f" On the same tokens other targets pull less: {', '.join(weaker)} less. Try them first." if weaker else ""
+    yield f"More than half of what plain SFT would learn is text that neither model believes.{remedy}"
+
+
+def _target_and_dft(targets: Mapping[str, Any]) -> str:
+    """Whether the two ask for about as much; target also moves mass where dft leaves the token alone."""
+    if not {"target", "dft"} <= set(targets):
+        return ""
+    guided, plain = targets["target"]["moved"], targets["dft"]["moved"]
+    said = f"target asks to move {guided:.3f} of the probability per token, dft {plain:.3f}"
+    if abs(guided - plain) <= 0.2 * max(guided, plain):
+        return f"The two stay close: {said}."
+    return f"They differ all the same, in what they ask beside the label: {said}."
+
+
+def _sure(reliability: Mapping[str, Any]) -> tuple[int, float, float]:
+    """(number, mean claim, share borne out) of the claims of SURE or more."""
+    columns = (reliability[name] for name in ("from", "count", "claimed", "borne_out"))
+    sure = [(count, count * claim, count * right) for low, count, claim, right in zip(*columns) if low >= SURE - 1e-9]
+    count, claimed, right = (sum(column) for column in zip(*sure)) if sure else (0, 0.0, 0.0)
+    return int(count), claimed / max(count, 1), right / max(count, 1)
+
+
+def _sure_in_words(reliability: Mapping[str, Any]) -> str:
+    count, claimed, right = _sure(reliability)
+    if not count:
+        return f"The teacher is nowhere {SURE:.0%} sure of a token."
+    return (
+        f"Where the teacher is at least {SURE:.0%} sure of a token ({count:,} times, {_percent(claimed)} on average), "
+        f"the data write that token {_percent(right)} of the time."
+    )
+
+
+def _about_sure(reliability: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the labels give a reason to trust the teacher or to doubt it."""
+    count, claimed, right = _sure(reliability)
+    if count and claimed - right <= GAP:
+        yield "What this teacher is sure of, the data bear out: they give no reason to doubt it."
+    elif count:
+        yield (
+            f"Of what this teacher is sure of, {_percent(claimed - right)} is not borne out. Either the demonstrations "
+            "slip there or the teacher is wrong: the numbers cannot tell which, and target and kd side with the "
+            "teacher. Read the tokens it is least borne out on; if it is the teacher, take a row that reads none (dft, "
+            "beyond_log)."
+        )
+
+
+def _percent(share: float) -> str:
+    """A share as a percentage with one digit; the space does not break."""
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qsft.explore import six_tokens
+from qsft.explore import grid
 from qsft.explore.grid import SITUATION, Axis, Build, evaluate, situation_of, tabulate
 from qsft.page import COLOURS, page, static
 from qsft.targets.induced import LossTarget
@@ -29,8 +29,8 @@ PANELS = {
     "loss": 0,
     "target on the label, Q_y": 2,
     "target on another token, Q_a": 3,
-    "gradient on the label y": 2 + len(six_tokens.TOKENS),
-    "gradient on another token a": 3 + len(six_tokens.TOKENS),
+    "gradient on the label y": 2 + len(grid.TOKENS),
+    "gradient on another token a": 3 + len(grid.TOKENS),
 }
 _BODY = """
 <section class="card situation" aria-labelledby="situation-title">
@@ -60,10 +60,10 @@ def targets_page(targets: Iterable[Showable] = (), *, named: bool = True) -> str
     if not shown:
         raise ValueError("there is no target to show: give some, or leave named=True.")
     data = {
-        "tokens": six_tokens.TOKENS,
-        "data": six_tokens.DATA,
-        "student": _rounded(six_tokens.student(torch.tensor(six_tokens.P_GRID, dtype=torch.float64))),
-        "teacher": _rounded(six_tokens.teacher(torch.tensor(six_tokens.T_GRID, dtype=torch.float64))),
+        "tokens": grid.TOKENS,
+        "data": grid.DATA,
+        "student": _rounded(grid.student_probs(torch.tensor(grid.P_GRID, dtype=torch.float64))),
+        "teacher": _rounded(grid.teacher_probs(torch.tensor(grid.T_GRID, dtype=torch.float64))),
         "targets": shown,
     }
     return page(
@@ -112,7 +112,7 @@ def curves_figure(targets: Mapping[str, Target | LossTarget], *, teacher_p: floa
     fig = make_subplots(rows=1, cols=len(PANELS), subplot_titles=list(PANELS), horizontal_spacing=0.06)
     for i, (name, target) in enumerate(targets.items()):
         rows, line = _along_p(target, teacher_p), {"color": COLOURS[i % len(COLOURS)], "width": 2.5}
-        shared = {"x": six_tokens.P_GRID, "name": name, "legendgroup": name, "line": line}
+        shared = {"x": grid.P_GRID, "name": name, "legendgroup": name, "line": line}
         for column, panel in enumerate(PANELS.values(), start=1):
             fig.add_scatter(**shared, y=rows[:, panel].tolist(), showlegend=column == 1, row=1, col=column)
     fig.update_xaxes(title="p_θ(y)", range=[0, 1])
@@ -122,5 +122,5 @@ def curves_figure(targets: Mapping[str, Target | LossTarget], *, teacher_p: floa
 
 def _along_p(target: Target | LossTarget, teacher_p: float) -> torch.Tensor:
     fixed = {name: teacher_p if name == "teacher" else SITUATION[name][2] for name in situation_of(target)}
-    situation = [Axis("p", "", six_tokens.P_GRID, 0), *(Axis(name, "", (value,), 0) for name, value in fixed.items())]
+    situation = [Axis("p", "", grid.P_GRID, 0), *(Axis(name, "", (value,), 0) for name, value in fixed.items())]
     return evaluate(target, situation)[0]

@@ -1,6 +1,9 @@
 """A target over a grid of situations and hyper-parameters: the tables behind the explorer's sliders.
 
-Every number is computed by the package's own rows; the page only looks numbers up.
+The situation is one position of a text in a vocabulary of six tokens. The label is token 0; sliders set its probability
+under the student and the teacher, and the rest keeps its proportions. The teacher keeps its four likeliest tokens, as a
+cache keeps 64 of 150,000, so that the tail rules can be seen. Every number is computed by the package's own rows; the
+page only looks numbers up.
 """
 
 import inspect
@@ -14,12 +17,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qsft.explore import six_tokens
+from qsft.targets.fixed_point import fixed_point
 from qsft.targets.induced import LossTarget
 from qsft.targets.residual import FORMS, TAILS
 from qsft.targets.target import Mixture, Target
-from qsft.targets.view import SideInputs, TokenView
+from qsft.targets.view import SideInputs, TokenView, TopK
 
+TOKENS = ("y", "a", "b", "c", "d", "e")
+KEPT = 4
+P_GRID = (0.01, *(i / 20 for i in range(1, 20)), 0.99)
+T_GRID = (0.01, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.99)
+STUDENT_REST = (0.45, 0.25, 0.15, 0.10, 0.05)
+TEACHER_REST = (0.20, 0.45, 0.20, 0.10, 0.05)  # its favourite alternative is another one than the student's
+DATA = (0.70, 0.12, 0.08, 0.05, 0.03, 0.02)  # how often each token follows this context in the data
+STEPS, STEP, STILL = 150, 0.9, 1e-5  # of the descent
 Build = Callable[..., Target | LossTarget]
 MOST_ROWS = 10_000  # of one target's table: keeps the page small
 
@@ -42,7 +53,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "form": FORMS,
 }
 SITUATION = {
-    "teacher": ("π_T(y), the teacher's probability of y", six_tokens.T_GRID, 0.75),
+    "teacher": ("π_T(y), the teacher's probability of y", T_GRID, 0.75),
     "ref_logp": ("π_ref(y), the reference's probability of y", (0.1, 0.3, 0.5, 0.7, 0.9), 0.5),
     "old_logp": ("π_old(y), the old policy's probability of y", (0.1, 0.3, 0.5, 0.7, 0.9), 0.5),
     "critical": ("critical token (1) or not (0)", (0, 1), 1),
@@ -89,7 +100,7 @@ def situation_of(target: Target | LossTarget) -> list[str]:
 
 def tabulate(build: Build) -> Table:
     """The table of `build`, a function of hyper-parameters with defaults."""
-    student = Axis.of("p", "p_θ(y), the student's probability of y", six_tokens.P_GRID, 0.3)
+    student = Axis.of("p", "p_θ(y), the student's probability of y", P_GRID, 0.3)
     situation = (student, *(Axis.of(name, *SITUATION[name]) for name in situation_of(build())))
     hparams = _thinned(tuple(_hparam_axes(build)), math.prod(len(axis.values) for axis in situation))
     combinations = list(itertools.product(*(axis.values for axis in hparams)))
@@ -103,7 +114,7 @@ def _cell(build: Build, hparams: Mapping[str, Any], situation: Sequence[Axis]) -
         target = build(**hparams)
     except ValueError as error:  # a pair of hyper-parameters that the row refuses: the page says why
         size = math.prod(len(axis.values) for axis in situation)
-        return torch.full((size, 2 + 3 * len(six_tokens.TOKENS)), math.nan), None, str(error), False
+        return torch.full((size, 2 + 3 * len(TOKENS)), math.nan), None, str(error), False
     rows, closed = evaluate(target, situation)
     return rows, target, "", closed
 
@@ -112,15 +123,15 @@ def evaluate(target: Target | LossTarget, situation: Sequence[Axis]) -> tuple[Fl
     """Loss, γ, Q, gradient and p* of `target` at every point of the situation's axes, and if p* is a closed form."""
     grid = torch.tensor(list(itertools.product(*(axis.values for axis in situation))), dtype=torch.float64)
     column = {axis.name: grid[:, i] for i, axis in enumerate(situation)}
-    p, t = six_tokens.student(column["p"]), six_tokens.teacher(column.get("teacher", torch.full_like(grid[:, 0], 0.5)))
+    p, t = student_probs(column["p"]), teacher_probs(column.get("teacher", torch.full_like(grid[:, 0], 0.5)))
     labels = torch.zeros(len(grid), dtype=torch.int64)
-    teacher = six_tokens.kept(t) if "teacher" in column else None
+    teacher = kept(t) if "teacher" in column else None
     side = target.prepare(_side(column), teacher, lambda: column["p"].log())
     view = TokenView.of(p.log(), labels, teacher, side)
     q = target(view)
     dense = q.dense(p)
     gradient = q.scale[:, None] * (p - dense)
-    end, closed = six_tokens.destination(target, p, t, side)
+    end, closed = destination(target, p, t, side)
     return torch.cat([token_losses(view, q)[:, None], q.gamma[:, None], dense, gradient, end], dim=-1), closed
 
 
@@ -162,3 +173,63 @@ def _thinned(axes: tuple[Axis, ...], situations: int) -> tuple[Axis, ...]:
             break
         axes = tuple(axis.thinned() if axis is longest else axis for axis in axes)
     return axes
+
+
+# ---- six tokens: a student, a teacher, and where training goes from there ----
+
+
+def student_probs(p_y: Float[Tensor, " N"]) -> Float[Tensor, "N V"]:
+    """The student's distribution with p_y on the label."""
+    return torch.cat([p_y[:, None], (1.0 - p_y)[:, None] * p_y.new_tensor(STUDENT_REST)], dim=-1)
+
+
+def teacher_probs(t_y: Float[Tensor, " N"]) -> Float[Tensor, "N V"]:
+    """The teacher's whole distribution with t_y on the label."""
+    return torch.cat([t_y[:, None], (1.0 - t_y)[:, None] * t_y.new_tensor(TEACHER_REST)], dim=-1)
+
+
+def kept(probs: Float[Tensor, "N V"]) -> TopK:
+    """What a cache would keep of a teacher; the label is token 0."""
+    top = probs.log().topk(KEPT, dim=-1)
+    return TopK(top.indices, top.values, probs[:, 0].log())
+
+
+def destination(
+    target: Target | LossTarget, p: Float[Tensor, "N V"], t: Float[Tensor, "N V"], side: SideInputs | None = None
+) -> tuple[Float[Tensor, "N V"], bool]:
+    """(p*, whether it is a closed form): where a target takes students p with teachers t, of which the top is kept."""
+    closed = None if isinstance(target, LossTarget) else closed_form(target, t)
+    return (descend(target, p, t, side), False) if closed is None else (closed, True)
+
+
+def closed_form(target: Target, t: Float[Tensor, "N V"]) -> Float[Tensor, "N V"] | None:
+    """`fixed_point` for each teacher; under `drop` the teacher is what is left of it on the kept tokens."""
+    if getattr(target.residual, "tail", None) == "drop":
+        top = kept(t)
+        t = torch.zeros_like(t).scatter(-1, top.ids, top.logps.exp())
+        t = t / t.sum(dim=-1, keepdim=True)
+    rows = [fixed_point(target, t.new_tensor(DATA), row) for row in t]
+    return None if any(row is None for row in rows) else torch.stack([row for row in rows if row is not None])
+
+
+def descend(
+    target: Target | LossTarget, p: Float[Tensor, "N V"], t: Float[Tensor, "N V"], side: SideInputs | None = None
+) -> Float[Tensor, "N V"]:
+    """The end of the natural-gradient flow dp = Σ_y d_y·scale·(Q(y) − p) from p: its rest points are training's."""
+    n, v = p.shape
+    labels = torch.arange(v).repeat(n)
+    top = kept(t.repeat_interleave(v, dim=0))
+    each_side = (side or SideInputs())[torch.arange(n).repeat_interleave(v)]
+    for _ in range(STEPS):
+        logits = p.clamp(min=1e-12).log().repeat_interleave(v, dim=0)
+        q = target(TokenView.of(logits, labels, top, each_side))
+        each_p = logits.exp()
+        # A scale above 1 would overshoot; dividing by it changes the speed, not where the flow rests.
+        scale = q.scale / q.scale.view(n, v).amax(dim=-1).clamp(min=1.0).repeat_interleave(v)
+        pull = scale[:, None] * (q.dense(each_p) - each_p)
+        step = torch.einsum("y,nyv->nv", p.new_tensor(DATA), pull.view(n, v, v))
+        p = (p + STEP * step).clamp(min=0.0)
+        p = p / p.sum(dim=-1, keepdim=True)
+        if float(step.abs().max()) < STILL:
+            break
+    return p

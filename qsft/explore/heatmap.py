@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qsft.explore.sentences import facts, suggestions
+from qsft.explore.alignment import facts, suggestions
 from qsft.losses.sums import QUADRANTS
-from qsft.page import GREEN, GREY, ORANGE, PAPER, PINK, SKY, escape, figure, page, static, table
+from qsft.page import GREEN, GREY, ORANGE, PAPER, PINK, SKY, figure, items, page, static, table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -113,8 +113,8 @@ def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and s
     body = (
         f'<div class="grid tiles">{tiles}</div>{_threshold(data["high"])}<div class="grid" style="margin-top:1rem">'
         + figure(alignment_figure(data), _HEAT_CAPTION, height=540)
-        + f'<section class="card words"><h2>In words</h2>{_list(facts(data))}'
-        + f"<h3>What that suggests</h3>{_list(suggestions(data))}</section></div>"
+        + f'<section class="card words"><h2>In words</h2>{items(facts(data))}'
+        + f"<h3>What that suggests</h3>{items(suggestions(data))}</section></div>"
         + '<h2>Is the teacher borne out?</h2><div class="grid">'
         + figure(reliability_figure(data), _RELIABILITY_CAPTION, height=440, table=_claims(data))
         + f'<section class="card">{_doubted(data)}</section></div>'
@@ -161,10 +161,6 @@ _STYLE = """
 .words ul { padding-left: 1.1rem; margin: 0; }
 .words li { margin: 0.35rem 0; }
 """
-
-
-def _list(sentences: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
 def _effects(data: Mapping[str, Any]) -> str:

@@ -4,10 +4,9 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from qsft.explore.alignment import BINS, comparable_targets, measure_alignment
+from qsft.explore.alignment import BINS, CAVEAT, comparable_targets, in_words, measure_alignment
 from qsft.explore.heatmap import alignment_figure, alignment_page, pull_figure, reliability_figure
 from qsft.explore.probe import read_document
-from qsft.explore.sentences import CAVEAT, in_words
 from qsft.losses.sums import QUADRANTS
 from qsft.targets.zoo import make_target
 
@@ -135,10 +134,10 @@ def test_target_and_dft_stay_close_only_where_the_numbers_say_so():
 
 
 @pytest.mark.parametrize(("borne_out", "warned"), [(0.95, False), (0.7, True)])
-def test_a_sure_teacher_whom_the_labels_contradict_is_doubted(borne_out, warned):
+def test_a_sure_teacher_is_trusted_as_far_as_the_labels_bear_it_out(borne_out, warned):
     said = " ".join(in_words(made_up(borne_out=borne_out, agree=1.0)))
     assert f"the data write that token {100 * borne_out:.1f}\N{NO-BREAK SPACE}% of the time" in said
-    assert ("is not borne out" in said) == warned
+    assert ("is not borne out" in said) == warned == ("no reason to doubt it" not in said)
 
 
 def test_the_page_and_the_json_say_the_same(data):

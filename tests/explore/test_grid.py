@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qsft.explore import six_tokens
+from qsft.explore import grid
 from qsft.explore.grid import SITUATION, VALUES, Axis, evaluate, situation_of, tabulate
 from qsft.losses.reference import target_loss
 from qsft.targets.induced import LossTarget
@@ -14,14 +14,14 @@ from qsft.targets.trust import Constant
 from qsft.targets.view import SideInputs
 from qsft.targets.zoo import TARGETS
 
-V = len(six_tokens.TOKENS)
+V = len(grid.TOKENS)
 
 
 def by_reference(target, situation, point):
     """Loss and gradient of one point, from the package's reference loss and autograd."""
     at = {axis.name: torch.tensor([float(value)], dtype=torch.float64) for axis, value in zip(situation, point)}
-    logits = six_tokens.student(at["p"]).log().requires_grad_()
-    teacher = six_tokens.kept(six_tokens.teacher(at["teacher"])) if "teacher" in at else None
+    logits = grid.student_probs(at["p"]).log().requires_grad_()
+    teacher = grid.kept(grid.teacher_probs(at["teacher"])) if "teacher" in at else None
     side = SideInputs(
         ref_logp=at["ref_logp"].log() if "ref_logp" in at else None,
         old_logp=at["old_logp"].log() if "old_logp" in at else None,
@@ -49,7 +49,7 @@ def test_tables_hold_the_reference_loss_and_its_gradient(name):
 
 
 def _situation(target):
-    student = Axis.of("p", "", six_tokens.P_GRID, 0.3)
+    student = Axis.of("p", "", grid.P_GRID, 0.3)
     return (student, *(Axis.of(name, *SITUATION[name]) for name in situation_of(target)))
 
 
@@ -76,7 +76,7 @@ def test_a_users_loss_and_a_users_row_with_its_own_hyper_parameter():
         return -((1 - logp.exp()) ** 2) * logp
 
     table = tabulate(lambda: LossTarget(focal))
-    p = six_tokens.P_GRID[4]
+    p = grid.P_GRID[4]
     assert table.rows[0, 4, 0].item() == pytest.approx(-((1 - p) ** 2) * torch.tensor(p).double().log().item())
 
     def mine(strength: float = 0.5):

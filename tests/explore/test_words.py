@@ -1,7 +1,7 @@
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from qsft.explore.words import Words, visible
+from qsft.explore.tokens import Words, visible
 
 
 def byte_level():

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from qsft.explore import six_tokens
-from qsft.explore.six_tokens import closed_form, descend, destination
+from qsft.explore import grid
+from qsft.explore.grid import closed_form, descend, destination
 from qsft.targets.zoo import make_target
 
-P = six_tokens.student(torch.tensor(six_tokens.P_GRID[::4], dtype=torch.float64))
-T = six_tokens.teacher(torch.full((len(P),), 0.4, dtype=torch.float64))
+P = grid.student_probs(torch.tensor(grid.P_GRID[::4], dtype=torch.float64))
+T = grid.teacher_probs(torch.full((len(P),), 0.4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_a_threshold_leaves_a_student_that_doubts_everything_where_it_is():
 
 def test_the_world_is_made_of_distributions_and_the_cache_drops_an_unlikely_label():
     assert torch.allclose(P.sum(dim=-1), torch.ones(len(P)).double())
-    unlikely = six_tokens.kept(six_tokens.teacher(torch.tensor([0.01, 0.5], dtype=torch.float64)))
+    unlikely = grid.kept(grid.teacher_probs(torch.tensor([0.01, 0.5], dtype=torch.float64)))
     assert 0 not in unlikely.ids[0]
     assert 0 in unlikely.ids[1]

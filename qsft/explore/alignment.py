@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qsft.explore.probe import AnyTarget, Document, Teacher, observe, observing, teacher_label_probs
+from qsft.explore.probe import AnyTarget, Document, Teacher, observe, teacher_label_probs
 from qsft.explore.tokens import Words, visible
 from qsft.losses.sums import HIGH, QUADRANTS, quadrant
 from qsft.targets.target import Mixture
@@ -108,7 +108,7 @@ def measure_alignment(
         raise ValueError("alignment compares student and teacher, but no teacher was given: pass a TeacherCache.")
     counts = Counts(comparable_targets() if targets is None else targets, high)
     for document in islice(documents, n):
-        observe(model, document, observing(TARGETS["sft"](), counts.add), teacher)
+        observe(model, document, TARGETS["sft"](), teacher, counts.add)
         counts.of["documents"] += 1
     if not counts.of["tokens"] - counts.of["unknown"]:
         raise ValueError("none of the documents has a label token the teacher knows; there is nothing to compare.")

@@ -1,7 +1,7 @@
 """What student, teacher and target say at every label token of a document, read off the fused head while it runs.
 
-A target made by `observing` stands in for the real one inside `model(…, target=…)`: it sees what training would see,
-shifted and aligned by the head, a few tokens at a time. One document is in memory at a time.
+An observer stands in for the real target inside `model(…, target=…)`: it sees what training would see, shifted and
+aligned by the head, a few tokens at a time. One document is in memory at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,21 +42,15 @@ class Observer:
     def __call__(self, view: TokenView) -> Tensor:
         step = max(1, TILE_BYTES // (4 * view.logits.shape[-1]))
         for start in range(0, len(view.labels), step):
-            piece = _rows(view, slice(start, start + step))
+            rows = slice(start, start + step)
+            teacher = None if view.teacher is None else view.teacher[rows]
+            piece = TokenView(view.logits[rows], view.labels[rows], view.lse[rows], teacher, view.side[rows])
             self.see(piece, self.target(piece))
         return torch.ones_like(view.lse)
 
     @property
     def needs(self) -> frozenset[str]:
         return self.target.needs
-
-
-def observing(target: AnyTarget, see: See) -> Target:
-    """A target to run a model with in place of `target`: it shows what training would see, and learns nothing.
-
-    It keeps the target's scale, which may want the log-probs of the whole document beforehand.
-    """
-    return Target(Observer(target, see), scale=getattr(target, "scale", Constant(1.0)))
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ def read_document(
 ) -> TokenReadings | None:
     """What is said at the label tokens of one document; None when it has none."""
     pieces: list[dict[str, Tensor]] = []
-    observe(model, document, observing(target, lambda view, q: pieces.append(_numbers(view, q, top))), teacher)
+    observe(model, document, target, teacher, lambda view, q: pieces.append(_numbers(view, q, top)))
     if not pieces:
         return None
     columns = {name: torch.cat([piece[name] for piece in pieces]).cpu().numpy() for name in pieces[0]}
@@ -109,9 +103,11 @@ def read_document(
 
 
 @torch.no_grad()
-def observe(model: nn.Module, document: Document, observer: Target, teacher: Teacher) -> None:
-    """Run the model over one document with an `observing` target in the place of the real one."""
+def observe(model: nn.Module, document: Document, target: AnyTarget, teacher: Teacher, see: See) -> None:
+    """Run the model over one document and show to `see` what training with `target` would see; nothing is learnt."""
     attach_target_head(model)
+    # The target's scale is kept: it may want the log-probs of the whole document beforehand.
+    observer = Target(Observer(target, see), scale=getattr(target, "scale", Constant(1.0)))
     device = next(model.parameters()).device
     ids, labels = (torch.tensor(np.asarray(document[n]))[None].to(device).long() for n in ("input_ids", "labels"))
     extra = {"document": torch.zeros_like(ids)} if "document" in observer.needs else {}
@@ -168,8 +164,3 @@ def _teacher_rows(teacher: Teacher, ids: Tensor, labels: Tensor) -> TopK | Full 
     if isinstance(teacher, TeacherCache):
         return teacher.lookup(ids[0].cpu(), labels[0].cpu())
     return None if teacher is None else teacher(ids, labels)
-
-
-def _rows(view: TokenView, rows: slice) -> TokenView:
-    teacher = None if view.teacher is None else view.teacher[rows]
-    return TokenView(view.logits[rows], view.labels[rows], view.lse[rows], teacher, view.side[rows])

@@ -9,7 +9,7 @@ import pytest
 from qsft.demo.contenders import METHODS
 from qsft.demo.foundation import BASE_CRITERION, teacher_criterion
 from qsft.demo.measure import Measurement
-from qsft.demo.report import report_of, report_of_worlds
+from qsft.demo.report import as_figure, report_of, report_of_worlds
 from qsft.demo.results import BASE, LIMITS, QUICK, TEACHER, TOKENS, Results, SeedResult, committed_seeds, findings
 from qsft.demo.scenario import Scenario
 from qsft.demo.world import ADDING, ERRORS, MULTIPLYING
@@ -133,3 +133,11 @@ def test_several_seeds_spread_over_seeds():
     results = make_results(PAPER, seeds=3)
     assert results.line("SFT").standard_error == pytest.approx(0.0)
     assert make_results(PAPER).line("SFT").standard_error == pytest.approx(0.3)
+
+
+def test_every_seed_is_a_dot_on_the_page():
+    bars, dots = as_figure(report_of(make_results(PAPER, seeds=3)).sheets[0]).data
+    assert dots.name == "one seed"
+    assert list(zip(dots.y, dots.x))[-3:] == [("Target-SFT", 98.7)] * 3
+    assert len(dots.x) == 3 * len(bars.y)
+    assert len(as_figure(report_of(make_results(PAPER)).sheets[0]).data) == 1

@@ -47,20 +47,21 @@ def xray(
     At most `n` documents and MOST_TOKENS label tokens are looked at; `left_out` says what was not.
     """
     words = Words(tokenizer)
-    shown, left = [], MOST_TOKENS
-    used: set[int] = set()
+    shown: list[dict[str, Any]] = []
+    left = MOST_TOKENS
     for seen in probe(model, islice(documents, n), target, teacher, top=top):
         if left <= 0:
             break
-        shown.append(_document(seen, words, left, used))
+        shown.append(_document(seen, words, left))
         left -= len(shown[-1]["tokens"])
-    counts = {name: sum(d["quadrants"][name] for d in shown) for name in QUADRANTS}
+    tokens = [token for document in shown for token in document["tokens"]]
+    used = {i for _, _, label, *_, alternatives in tokens for i in (label, *(one[0] for one in alternatives))}
     return {
         "target": formula(target),
         "documents": shown,
-        "label_tokens": sum(len(d["tokens"]) for d in shown),
+        "label_tokens": len(tokens),
         "left_out": sum(d["left_out"] for d in shown),
-        "quadrants": counts,
+        "quadrants": {name: sum(d["quadrants"][name] for d in shown) for name in QUADRANTS},
         "vocabulary": {str(i): visible(words.alone(i)) for i in sorted(used)},
     }
 
@@ -77,16 +78,16 @@ def tokens_page(data: dict[str, Any], *, title: str = "Token X-ray") -> str:
     )
 
 
-def _document(seen: TokenReadings, words: Words, most: int, used: set[int]) -> dict[str, Any]:
+def _document(seen: TokenReadings, words: Words, most: int) -> dict[str, Any]:
     count = min(len(seen.positions), most)
     before = seen.input_ids[: seen.positions[0]].tolist()
-    index = seen.quadrant[:count]
+    kinds = [None if index == UNKNOWN else QUADRANTS[index] for index in seen.quadrant[:count].tolist()]
     return {
         "prompt": words.text(before)[-PROMPT_CHARACTERS:],
-        "tokens": [_token(seen, i, words, used) for i in range(count)],
+        "tokens": [_token(seen, i, kind, words) for i, kind in enumerate(kinds)],
         "left_out": len(seen.positions) - count,
         "means": {name: _number(np.nanmean(values[:count])) for name, values in _columns(seen).items()},
-        "quadrants": {name: int((index == i).sum()) for i, name in enumerate(QUADRANTS)},
+        "quadrants": {name: kinds.count(name) for name in QUADRANTS},
     }
 
 
@@ -95,18 +96,14 @@ def _columns(seen: TokenReadings) -> dict[str, np.ndarray]:
     return {"gamma": seen.gamma, "p": seen.p, **known, "q": seen.q, "gradient": seen.gradient}
 
 
-def _token(seen: TokenReadings, i: int, words: Words, used: set[int]) -> list[Any]:
+def _token(seen: TokenReadings, i: int, kind: str | None, words: Words) -> list[Any]:
     """[text, unlabelled text before it, label, p, t, γ, Q_y, gradient, quadrant, alternatives], for tokens.js."""
     at = int(seen.positions[i])
     gap_from = int(seen.positions[i - 1]) + 1 if i else at
     numbers = [_number(values[i]) for values in (seen.p, seen.t, seen.gamma, seen.q, seen.gradient)]
-    alternatives = list(_alternatives(seen, i))
-    used.update([int(seen.labels[i]), *(token for token, *_ in alternatives)])
     text = words.after(int(seen.input_ids[at - 1]), int(seen.input_ids[at]))
     between = words.text(seen.input_ids[gap_from:at].tolist()) if gap_from < at else ""
-    quadrant = int(seen.quadrant[i])
-    kind = None if quadrant == UNKNOWN else QUADRANTS[quadrant]
-    return [text, between, int(seen.labels[i]), *numbers, kind, alternatives]
+    return [text, between, int(seen.labels[i]), *numbers, kind, list(_alternatives(seen, i))]
 
 
 def _alternatives(seen: TokenReadings, i: int) -> Iterator[list[Any]]:

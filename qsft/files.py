@@ -6,10 +6,12 @@ content or the new one. JSON lines are appended whole; what a kill tore off is c
 
 import errno
 import json
+import mmap
 import os
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,16 +31,11 @@ def publish(path: Path, content: bytes | str, *, exclusive: bool = False, what: 
     A temporary file that somebody cleaned away meanwhile is written again.
     """
     data = content.encode() if isinstance(content, str) else content
-    try:
+    with _explained(path.parent, what, len(data)):
         for _ in range(TRIES - 1):
-            try:
+            with suppress(FileNotFoundError):
                 return _publish(path, data, exclusive)
-            except FileNotFoundError:
-                if not path.parent.is_dir():
-                    raise
         return _publish(path, data, exclusive)
-    except OSError as error:
-        raise explain(error, path.parent, what, len(data)) from error
 
 
 def _publish(path: Path, data: bytes, exclusive: bool) -> bool:
@@ -69,40 +66,41 @@ def make_directory(path: Path, what: str = "the directory") -> None:
     A leftover's age is counted from a file made now in the same place: clocks of machines that share a file system
     differ by hours.
     """
-    try:
+    with _explained(path, what):
         path.mkdir(parents=True, exist_ok=True)
         leftovers = [entry for entry in path.iterdir() if _OURS.fullmatch(entry.name)]
-        if leftovers:
-            now = _time_of_file_system(path)
-            for leftover in leftovers:
-                _remove_if_stale(leftover, now)
-    except OSError as error:
-        raise explain(error, path, what) from error
+        now = _time_of_file_system(path) if leftovers else 0.0
+        for leftover in leftovers:
+            # Gone: another process removed or published it. Forbidden: it is another user's, and harms nobody.
+            with suppress(FileNotFoundError, PermissionError):
+                if now - leftover.stat().st_mtime > STALE_SECONDS:
+                    leftover.unlink()
 
 
 def probe(path: Path, what: str = "the directory") -> None:
     """OSError now, before hours of computing, when nothing can be written into `path`."""
-    try:
+    with _explained(path, what):
         _time_of_file_system(path)
+
+
+@contextmanager
+def _explained(directory: Path, what: str, needed: int = 0) -> Iterator[None]:
+    """An OSError inside says in words what to do."""
+    try:
+        yield
     except OSError as error:
-        raise explain(error, path, what) from error
-
-
-def explain(error: OSError, directory: Path, what: str, needed: int = 0) -> OSError:
-    """The same error in words that say what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return NoSpace(
-            f"no space left in {directory}: the next {needed / 1e6:.1f} MB of {what} do not fit. "
-            "What was published stays valid. Free some space and rerun the command: it continues."
-        )
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return OSError(
-            f"{what} {directory} cannot be written ({error.strerror}). "
-            "Choose another directory, or make this one writable."
-        )
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return OSError(f"{what} {directory} cannot be a directory: a file is in the way. Choose another name.")
-    return error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise NoSpace(
+                f"no space left in {directory}: the next {needed / 1e6:.1f} MB of {what} do not fit. "
+                "What was published stays valid. Free some space and rerun the command: it continues."
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            remedy = "Choose another directory, or make this one writable."
+            raise OSError(f"{what} {directory} cannot be written ({error.strerror}). {remedy}") from error
+        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+            remedy = "a file is in the way. Choose another name."
+            raise OSError(f"{what} {directory} cannot be a directory: {remedy}") from error
+        raise
 
 
 def shown(path: str | Path) -> str:
@@ -127,10 +125,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all, with its directory."""
-    try:
+    with _explained(path.parent, "the directory"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise explain(error, path.parent, "the directory") from error
     publish(path, text, what=path.name)
 
 
@@ -161,17 +157,10 @@ def read_lines(path: Path, *, keys: Collection[str] = (), remedy: str = "Delete 
 def cut_torn_line(path: Path) -> None:
     """Cut a file after its last newline: a killed process may have written half a line behind it."""
     with path.open("rb+") as file:
-        size = at = file.seek(0, os.SEEK_END)
-        while at > 0:
-            start = max(0, at - 65536)
-            file.seek(start)
-            newline = file.read(at - start).rfind(b"\n")
-            if newline >= 0:
-                at = start + newline + 1
-                break
-            at = start
-        if at < size:
-            file.truncate(at)
+        if file.seek(0, os.SEEK_END):  # nothing cannot be mapped
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                whole = content.rfind(b"\n") + 1
+            file.truncate(whole)
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -227,14 +216,6 @@ def _time_of_file_system(directory: Path) -> float:
         return fresh.stat().st_mtime
     finally:
         fresh.unlink(missing_ok=True)
-
-
-def _remove_if_stale(leftover: Path, now: float) -> None:
-    try:
-        if now - leftover.stat().st_mtime > STALE_SECONDS:
-            leftover.unlink()
-    except (FileNotFoundError, PermissionError):
-        return  # another process removed or published it; or it is another user's, and harms nobody
 
 
 def _sync_directory(directory: Path) -> None:

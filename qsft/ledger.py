@@ -56,7 +56,11 @@ class Ledger:
 
         `watch` is called with each new record, once it is on disk.
         """
-        done = self.resume(stage)
+        if self.group.rank == 0:
+            self.repair(stage)
+        self.group.wait()
+        done = self.read(stage)
+        self.group.wait()  # nobody appends while another still reads
         missing = [key for key in self.share(keys) if key not in done]
         for record in self.append(stage, make(missing)) if missing else ():
             if watch is not None:
@@ -67,15 +71,6 @@ class Ledger:
         self.group.wait()
         found = self.read(stage)
         return {key: found[key] for key in keys}
-
-    def resume(self, stage: str) -> dict[Key, Record]:
-        """What was computed before, torn lines cut off; every process calls it before it appends."""
-        if self.group.rank == 0:
-            self.repair(stage)
-        self.group.wait()
-        done = self.read(stage)
-        self.group.wait()  # nobody appends while another still reads
-        return done
 
     def share(self, keys: Sequence[Key]) -> list[Key]:
         """The keys of every count-th problem: a problem's samples share its prompt, so one process draws them."""

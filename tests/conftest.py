@@ -1,7 +1,9 @@
 """Fixtures that every room shares: the tiny tokenizer and models of tiny.py, the profiler's peak; no downloads."""
 
+import gc
 import json
 import os
+import sys
 
 # Before torch is imported: several test processes share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,6 +20,18 @@ install_import_hook(
     ["qsft.targets", *(f"qsft.losses.{name}" for name in ("fused", "matmuls", "positions", "reference", "sums"))],
     "typecheck.check",
 )
+
+
+frozen_modules = 0
+
+
+def pytest_runtest_setup():
+    """Every run of Trainer collects garbage: the million objects that imports made need not be searched each time."""
+    global frozen_modules
+    if len(sys.modules) > frozen_modules + 100:
+        frozen_modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,6 @@ BIBTEX = f"""\
   url    = {{https://txie1.github.io/Target-SFT/}}
 }}"""
 PAPER = {"title": TITLE, "citation": BIBTEX}
-HEADING = "### Target distribution"
 
 
 def add_section(file: Path, target: object, record: dict[str, Any]) -> None:
@@ -29,7 +28,7 @@ def section(target: object, record: dict[str, Any]) -> str:
     name = record["name"]
     formula = describe(name) if name in TARGETS else "Q = γ·δ_y + (1−γ)·π̃      loss = scale·CE(Q, p)"
     return (
-        f"{HEADING}\n\n"
+        "### Target distribution\n\n"
         f"Trained with qsft, target `{name or 'custom'}`:\n\n"
         f"```\n{formula}\n```\n\n"
         f"- target: `{target!r}`\n"

@@ -22,7 +22,6 @@ from qsft.fingerprints import digest_json, file_digest
 RUN, RECORD, MARKER, STATE = "run.json", "target.json", "whole.json", "trainer_state.json"
 LAST = "last"
 SET_ASIDE = "earlier"  # where --overwrite moves the checkpoints of earlier runs
-DIGEST_THREADS = 8  # hashlib works without the interpreter's lock
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,14 @@ class Checkpoint:
             sound = False
         if not sound:
             return [f"{MARKER} is damaged"]
-        listed = content["files"]
-        sizes = {name: (self.path / name).stat().st_size if (self.path / name).is_file() else None for name in listed}
-        wrong = [name for name, entry in listed.items() if sizes[name] != entry["bytes"]]
+        listed, wrong = content["files"], list[str]()
+        for name, entry in listed.items():
+            size = (self.path / name).stat().st_size if (self.path / name).is_file() else None
+            if size != entry["bytes"]:
+                there = "is missing" if size is None else f"has {size} bytes instead of {entry['bytes']}"
+                wrong.append(f"{name} {there}")
         if wrong or not digests:
-            return [
-                f"{name} is missing" if size is None else f"{name} has {size} bytes instead of {listed[name]['bytes']}"
-                for name, size in sizes.items()
-                if name in wrong
-            ]
+            return wrong
         known = [name for name, entry in listed.items() if entry["digest"] is not None]
         found = zip(known, _digests([self.path / name for name in known]))
         return [f"{name} was altered after it was saved" for name, value in found if value != listed[name]["digest"]]
@@ -137,7 +135,7 @@ def inhabited(output_dir: str | Path, consequence: str) -> str | None:
     there = [one.path.name for one in checkpoints(output_dir)]
     if not there:
         return None
-    names = ", ".join(there[:3]) + (", …" if len(there) > 3 else "")
+    names = ", ".join([*there[:3], *(["…"] if len(there) > 3 else [])])
     return (
         f"{output_dir} holds checkpoints of another run ({names}). {consequence} Resume with --resume_from_checkpoint "
         f"last, choose another --output_dir, or pass --overwrite, which moves the old checkpoints to {SET_ASIDE}/ and "
@@ -183,5 +181,5 @@ def refuse_damaged(checkpoint: Path, digests: bool = True) -> None:
 
 
 def _digests(files: list[Path]) -> list[str]:
-    with ThreadPoolExecutor(DIGEST_THREADS) as pool:
+    with ThreadPoolExecutor(8) as pool:  # hashlib works without the interpreter's lock
         return list(pool.map(file_digest, files))

@@ -6,7 +6,7 @@ cannot misalign them. Floats leave as integer bit views: ZeRO and FSDP2 round fl
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ Batch = dict[str, Any]
 Features = list[dict[str, Any]]
 
 
+@dataclass
 class TeacherCollator:
     """The batch of `base_collator` plus the teacher's ids, logps, label_logp and log_tail, aligned with the labels.
 
@@ -41,22 +42,13 @@ class TeacherCollator:
     count_labels   whether to count them, here on the CPU, so that the head need not wait for the device
     """
 
-    def __init__(
-        self,
-        base_collator: Collator,
-        cache: TeacherCache | None,
-        *,
-        missing: str = "error",
-        columns: Mapping[str, str] | None = None,
-        document: bool = False,
-        count_labels: bool = False,
-    ) -> None:
-        self.base_collator = base_collator
-        self.cache = cache
-        self.missing = missing
-        self.columns = dict(columns or {})
-        self.document = document
-        self.count_labels = count_labels
+    base_collator: Collator
+    cache: TeacherCache | None
+    _: KW_ONLY
+    missing: str = "error"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    document: bool = False
+    count_labels: bool = False
 
     def __call__(self, features: Features) -> Batch:
         batch = self.base_collator(features)
@@ -123,8 +115,7 @@ class TaughtTrainer(RecordingTrainer):
         self.live: LiveTeacher | None = None
         self.cache: TeacherCache | None = None
         self.base_collator = self.data_collator
-        evaluation = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
-        datasets = [self.train_dataset, *evaluation.values()]
+        datasets = safeguards.all_of(self.train_dataset, self.eval_dataset)
         if self.teacher is not None and self.teacher.live:
             self.live = self.teacher.run_live(self.model, self.args, self._tokenizer)
         elif self.teacher is not None:

@@ -1,6 +1,7 @@
 # ruff: noqa: RUF009 (option() makes fields)
 """TargetSFTConfig: TRL's SFTConfig plus which target to train, and where its teacher comes from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ logger = logging.get_logger(__name__)
 BASE = "base"  # the teacher that is the student itself before training
 
 
-def option(default: Any, text: str, *choices: str) -> Any:
+def option(default: Any, text: str, choices: Sequence[str] | None = None) -> Any:
     """A field that argparse and `qsft train --keys` can explain; a value outside `choices` is refused."""
-    return field(default=default, metadata={"help": text, **({"choices": list(choices)} if choices else {})})
+    return field(default=default, metadata={"help": text} | ({"choices": list(choices)} if choices else {}))
 
 
 def as_dict(value: dict[str, Any] | str | None) -> dict[str, Any]:
@@ -47,16 +48,13 @@ class TargetSFTConfig(SFTConfig):
         "tokens",
         "`tokens`: the loss is the sum over the label tokens of the whole optimiser step divided by their number. "
         "`micro_batch_mean`: the mean per micro-batch, then over micro-batches and processes.",
-        "tokens",
-        "micro_batch_mean",
+        choices=("tokens", "micro_batch_mean"),
     )
     head_kernel: str = option(
         "auto",
         "How the fused head computes: `torch`, `triton`, or `auto`: triton on a GPU that has it, where the target "
         "reads logits only at the label and at the teacher's tokens.",
-        "auto",
-        "torch",
-        "triton",
+        choices=("auto", "torch", "triton"),
     )
 
     # Where the teacher comes from
@@ -84,8 +82,7 @@ class TargetSFTConfig(SFTConfig):
     teacher_cache_encoding: str = option(
         None,
         "Encoding of a cache built by the trainer: `exact` (int32 ids, fp16 log-probs; the default) or `compact`.",
-        "exact",
-        "compact",
+        choices=("exact", "compact"),
     )
     teacher_batch_tokens: int = option(
         16_384, "Tokens per forward of the teacher's capture, padding included; halved when memory runs out."
@@ -95,8 +92,7 @@ class TargetSFTConfig(SFTConfig):
         "error",
         "What to do with documents the cache does not hold: `error` stops before the first step, `self` trains them "
         "with the student's own distribution as the residual and counts them.",
-        "error",
-        "self",
+        choices=("error", "self"),
     )
     teacher_model_init_kwargs: dict[str, Any] | str | None = option(
         None, "Keyword arguments for `from_pretrained` of the teacher, as a dict or JSON."
@@ -130,7 +126,7 @@ class TargetSFTConfig(SFTConfig):
         self.teacher_top_k = 64 if self.teacher_top_k is None else self.teacher_top_k
         self.teacher_cache_encoding = self.teacher_cache_encoding or "exact"
         if self.target is None and self.loss_type == "dft":
-            logger.warning("loss_type='dft' names a target: target='dft' is trained.")
+            logger.warning("loss_type='dft' names a target: target='dft' is trained unless the trainer is given one.")
             self.target, self.loss_type = "dft", "nll"
         self.target = self.target or "target"
         for own in (known for known in fields(self) if known.name in TargetSFTConfig.__annotations__):

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.trainer_utils import TrainOutput
-from trl import SFTTrainer
 
 from qsft.losses.sums import GAMMA_BINS, QUADRANTS, SUM_NAMES
 
@@ -54,36 +52,6 @@ class MetricSums:
 
     def reset(self) -> None:
         self.total = None
-
-
-class MeasuringTrainer(SFTTrainer):
-    """SFTTrainer that logs the target's metrics, reduced over processes once, and counts the tokens it has seen."""
-
-    sums: dict[str, MetricSums]  # by mode: "train" and "eval"
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Trainer's log with the metrics that belong to it."""
-        mode, prefix = belongs_to(logs)
-        if mode is not None:
-            sums = self.sums[mode].take(self._over_processes)
-            if mode == "train":
-                self._total_train_tokens += int(sums.get(SEEN, 0)) // self._tp_size
-            logs |= {f"{prefix}{name}": value for name, value in metrics_of(sums).items()}
-            if sums or "train_runtime" not in logs:
-                logs[f"{prefix}num_tokens"] = self._total_train_tokens
-        super().log(logs, start_time)
-
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        self.sums["train"].reset()  # what a run that failed left behind
-        return super().train(*args, **kwargs)
-
-    def count_tokens(self) -> int:
-        """The tokens seen in training so far, by all processes: each of them calls it."""
-        self._total_train_tokens += self.sums["train"].take_seen(self._over_processes) // self._tp_size
-        return self._total_train_tokens
-
-    def _over_processes(self, total: Tensor) -> Tensor:
-        return self.accelerator.reduce(total, reduction="sum")
 
 
 def metrics_of(sums: Mapping[str, float]) -> dict[str, float]:

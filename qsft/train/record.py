@@ -16,25 +16,19 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from huggingface_hub import HfApi
 from peft import PeftModel
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from transformers.utils import logging
+from trl import SFTTrainer
 
 from qsft.files import write_json
 from qsft.fingerprints import config_digest, digest_json
 from qsft.teacher.documents import Documents
-from qsft.train.checkpoints import (
-    LAST,
-    MARKER,
-    RUN,
-    Checkpoint,
-    inhabited,
-    read_run,
-    refuse_damaged,
-    resolve_checkpoint,
-)
+from qsft.train import checkpoints
+from qsft.train.checkpoints import LAST, MARKER, RUN, Checkpoint, read_run
 from qsft.train.config import TargetSFTConfig
-from qsft.train.metrics import MeasuringTrainer
+from qsft.train.metrics import SEEN, MetricSums, belongs_to, metrics_of
 
 logger = logging.get_logger(__name__)
 
@@ -56,11 +50,31 @@ ALLOWED = (
 )  # fmt: skip
 
 
-class RecordingTrainer(MeasuringTrainer):
-    """SFTTrainer whose checkpoints are whole or ignored, and that resumes none of another trajectory."""
+class RecordingTrainer(SFTTrainer):
+    """SFTTrainer that logs the target's metrics, and whose checkpoints are whole or ignored and know their run."""
 
     args: TargetSFTConfig
+    sums: dict[str, MetricSums]  # by mode: "train" and "eval"
     run: dict[str, Any] | None = None  # in the main process, once training has begun
+
+    # ---- what is logged ----
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Trainer's log with the metrics that belong to it, reduced over processes once."""
+        mode, prefix = belongs_to(logs)
+        if mode is not None:
+            sums = self.sums[mode].take(self._over_processes)
+            if mode == "train":
+                self._total_train_tokens += int(sums.get(SEEN, 0)) // self._tp_size
+            logs |= {f"{prefix}{name}": value for name, value in metrics_of(sums).items()}
+            if sums or "train_runtime" not in logs:
+                logs[f"{prefix}num_tokens"] = self._total_train_tokens
+        super().log(logs, start_time)
+
+    def _over_processes(self, total: Tensor) -> Tensor:
+        return self.accelerator.reduce(total, reduction="sum")
+
+    # ---- the run and its checkpoints ----
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
@@ -86,6 +100,7 @@ class RecordingTrainer(MeasuringTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, or continue a whole checkpoint (True or "last": the newest of this run) of the same trajectory."""
         asked = LAST if resume_from_checkpoint is True else resume_from_checkpoint or None
+        self.sums["train"].reset()  # what a run that failed left behind
         checkpoint = self._in_main_process(lambda: self._start_run(asked))
         if checkpoint:
             self.resume(Path(checkpoint))
@@ -101,11 +116,11 @@ class RecordingTrainer(MeasuringTrainer):
     def _start_run(self, asked: str | None) -> str | None:
         """The checkpoint to continue, checked; run.json says from now on who trains here."""
         output_dir = Path(str(self.args.output_dir))
-        checkpoint = resolve_checkpoint(output_dir, asked)
+        checkpoint = checkpoints.resolve_checkpoint(output_dir, asked)
         now = self.trajectory()
         run: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "parent": None}
         if checkpoint:
-            refuse_damaged(Path(checkpoint), self.args.checkpoint_digests)
+            checkpoints.refuse_damaged(Path(checkpoint), self.args.checkpoint_digests)
             then = Checkpoint(Path(checkpoint)).record
             others = refuse_other_trajectory(Path(checkpoint), then.get("trajectory", then), now, self._may_differ())
             run["parent"] = {"run": then.get("run"), "checkpoint": checkpoint, "other": others}
@@ -113,7 +128,7 @@ class RecordingTrainer(MeasuringTrainer):
             here = Path(checkpoint).parent.resolve() == output_dir.resolve()
             if then.get("run") and here and not others:  # the same run goes on
                 run = known if known.get("id") == then["run"] else {**run, "id": then["run"]}
-        elif told := inhabited(output_dir, "This run starts anew beside them and may replace them."):
+        elif told := checkpoints.inhabited(output_dir, "This run starts anew beside them and may replace them."):
             logger.warning(told)
         allowed = _as_json({name: getattr(self.args, name) for name in ALLOWED})
         self.run = {**run, "name": self.record()["name"], "trajectory": now, "recorded": allowed}
@@ -129,9 +144,11 @@ class RecordingTrainer(MeasuringTrainer):
         """Trainer's checkpoint between its record and its seal; older ones are rotated away only afterwards."""
         folder = self._get_output_dir(trial)
         checkpoint = Checkpoint(Path(folder, f"checkpoint-{self.state.global_step}"))
-        tokens, run = self.count_tokens(), self.run or {"id": "unknown", "trajectory": {}}
+        self._total_train_tokens += self.sums["train"].take_seen(self._over_processes) // self._tp_size
         if self.args.should_save:
-            checkpoint.open({**self.record(), "num_tokens": tokens, "run": run["id"], "trajectory": run["trajectory"]})
+            known = self.run or {"id": "unknown", "trajectory": {}}
+            run = {"num_tokens": self._total_train_tokens, "run": known["id"], "trajectory": known["trajectory"]}
+            checkpoint.open(self.record() | run)
         self.accelerator.wait_for_everyone()  # from here on the checkpoint counts as open
         self.save_beside(checkpoint.path)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
@@ -209,7 +226,8 @@ def refuse_other_trajectory(
     differ = [name for name, (a, b) in both.items() if a != b and not (name == "data" and None in (a, b))]
     refused = [name for name in differ if name not in may_differ]
     if refused:
-        lines = "".join(f"\n{name}:\n  then {_short(then[name])}\n  now  {_short(now[name])}" for name in refused)
+        told = {name: [json.dumps(value, ensure_ascii=False) for value in both[name]] for name in refused}
+        lines = "".join(f"\n{name}:\n  then {old}\n  now  {new}" for name, (old, new) in told.items())
         raise ValueError(
             f"{checkpoint} was trained with another {' and '.join(refused)}:{lines}"
             "\nResuming would mix the two in one run. Use the same, start in a new output_dir, or insist with "
@@ -237,7 +255,3 @@ def use_learning_rate(optimizer: Any, scheduler: Any, learning_rate: float) -> N
 def _as_json(value: Any) -> Any:
     """As it will be read again: a tuple comes back as a list."""
     return json.loads(json.dumps(value, default=lambda other: sorted(other) if isinstance(other, set) else str(other)))
-
-
-def _short(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

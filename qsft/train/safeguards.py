@@ -70,9 +70,15 @@ def refuse_prompt_learning(model: PreTrainedModel | PeftModel, target: Target, t
         )
 
 
-def refuse_streaming(dataset: Any, teacher: Any) -> None:
+def all_of(train: Any, evaluation: Any) -> list[Any]:
+    """The data sets of a run: evaluation may be one, a dict of several, or None."""
+    return [train, *(evaluation.values() if isinstance(evaluation, dict) else [evaluation])]
+
+
+def refuse_streaming(datasets: Iterable[Any], teacher: Any) -> None:
     """A model as the teacher of a stream: its documents are not known before the first step, so nothing is captured."""
-    if teacher is None or teacher.live or teacher.model is None or not isinstance(dataset, IterableDataset):
+    streams = any(isinstance(dataset, IterableDataset) for dataset in datasets)
+    if not streams or teacher is None or teacher.live or teacher.model is None:
         return
     if teacher.path is None or not Path(teacher.path, MANIFEST).is_file():
         name = teacher.model if isinstance(teacher.model, str) else type(teacher.model).__name__

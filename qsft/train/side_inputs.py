@@ -60,18 +60,15 @@ class Block:
         saved, self.saved = self.saved, []
         if not saved:
             return [self.scored(batch) for batch in batches]
-        same = len(saved) == len(batches) and all(
-            batch["input_ids"].cpu().equal(old["input_ids"]) for batch, old in zip(batches, saved)
-        )
+        pairs = list(zip(batches, saved))
+        same = len(saved) == len(batches) and all(b["input_ids"].cpu().equal(old["input_ids"]) for b, old in pairs)
         if not same:
             logger.warning(
                 "the checkpoint's old policy belongs to other batches (another number of processes, or other data): "
                 "psft refreshes it here, so this run will differ from an uninterrupted one until the next block."
             )
             return [self.scored(batch) for batch in batches]
-        return [
-            {**batch, "old_logp": old["old_logp"].to(batch["input_ids"].device)} for batch, old in zip(batches, saved)
-        ]
+        return [{**batch, "old_logp": old["old_logp"].to(batch["input_ids"].device)} for batch, old in pairs]
 
     def save(self, file: Path) -> None:
         """Write the old log-probs of the batches still to be served; no file at a block's end."""
@@ -152,8 +149,9 @@ def finish(dataset: Dataset, columns: Sequence[str], args: SFTConfig, packing: b
             dataset = dataset.shuffle(seed=args.seed)
         dataset = pack_dataset(dataset, args.max_length, args.packing_strategy, workers)
     elif args.max_length is not None:
-        dataset = dataset.map(truncate, fn_kwargs={"columns": kept, "args": args}, **workers)
-        dataset = dataset.filter(has_labels, **workers)
+        part = slice(-args.max_length, None) if args.truncation_mode == "keep_end" else slice(args.max_length)
+        dataset = dataset.map(lambda row: {name: row[name][part] for name in kept}, **workers)
+        dataset = dataset.filter(lambda row: any(label != IGNORED for label in row["labels"]), **workers)
     return dataset.shuffle(seed=args.seed) if args.shuffle_dataset else dataset
 
 
@@ -168,13 +166,3 @@ def align(row: Batch, columns: Sequence[str]) -> Batch:
                 "tokens: compute it on the tokenised data set and pass that (input_ids, labels and the column)."
             )
     return aligned
-
-
-def truncate(row: Batch, columns: Sequence[str], args: SFTConfig) -> Batch:
-    length = args.max_length or 0  # the caller has one
-    kept = slice(-length, None) if args.truncation_mode == "keep_end" else slice(length)
-    return {name: row[name][kept] for name in columns}
-
-
-def has_labels(row: Batch) -> bool:
-    return any(label != IGNORED for label in row["labels"])

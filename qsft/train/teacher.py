@@ -2,16 +2,17 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import distributed, nn
+from torch import nn
 from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.utils import logging
 
+from qsft.processes import Group
 from qsft.targets.target import Target
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents
@@ -25,6 +26,7 @@ from qsft.train.safeguards import refuse_missing, refuse_missing_teacher, refuse
 
 logger = logging.get_logger(__name__)
 
+CONFIG = "config.json"  # a directory that holds one is a model
 Teacher = TeacherCache | str | Path | nn.Module | None
 
 
@@ -44,12 +46,7 @@ class RunTeacher:
 
     @classmethod
     def of(
-        cls,
-        given: Teacher,
-        target: Target,
-        args: TargetSFTConfig,
-        student: str | nn.Module,
-        adapters: bool,
+        cls, given: Teacher, target: Target, args: TargetSFTConfig, student: str | nn.Module, adapters: bool
     ) -> "RunTeacher | None":
         """What the trainer's argument and its config name; None for a target that reads no teacher.
 
@@ -111,9 +108,8 @@ class RunTeacher:
         """
         if self.path is not None:
             return self.path
-        base = self.model == BASE
-        teacher = (self.student or base_weights(student, args)) if base else self.model
-        with adapter_off(student) if isinstance(student, nn.Module) else nullcontext():
+        teacher = (self.student or base_weights(student, args)) if self.model == BASE else self.model
+        with adapter_off(student):
             source = TeacherSource(teacher, model_kwargs=self.load_kwargs(student, args))
             return default_cache(source, tokenizer, **capture_settings(args), output_dir=args.output_dir)
 
@@ -134,23 +130,18 @@ class RunTeacher:
                 "holds for one seed and one max_length only. packing_strategy='bfd' makes caches that last."
             )
         # The head is checked here too: a student that does not fit must not cost a capture.
-        rows = student.config.get_text_config().vocab_size
-        refuse_small_head(rows, tokenizer.vocab_size, "the student")
+        refuse_small_head(student.config.get_text_config().vocab_size, tokenizer.vocab_size, "the student")
         if isinstance(self.model, nn.Module):
             refuse_partial_copies(self.model)
-        base = self.model == BASE
+        base, settings = self.model == BASE, capture_settings(args)
+        if Path(path, MANIFEST).is_file():  # it knows its settings, which nobody has to repeat; others must agree
+            held = TeacherCache(path)
+            settings = {name: getattr(held.manifest.identity, name) for name in (*settings, "min_k")}
+            settings |= asked_of(held, args)
+        settings |= {"model_kwargs": self.load_kwargs(student, args), "batch_tokens": args.teacher_batch_tokens}
+        settings |= {"tokenizer": tokenizer, "device": args.device, "progress": not args.disable_tqdm}
         with adapter_off(student) if base else put_back(self.model):
-            cache = build_cache(
-                documents,
-                base_weights(student, args) if base else self.model,
-                path,
-                tokenizer=tokenizer,
-                device=args.device,
-                model_kwargs=self.load_kwargs(student, args),
-                progress=not args.disable_tqdm,
-                batch_tokens=args.teacher_batch_tokens,
-                **cache_settings(path, args),
-            )
+            cache = build_cache(documents, base_weights(student, args) if base else self.model, path, **settings)
             if base and args.process_index == 0:
                 warn_if_changed(student, cache)
         return cache
@@ -173,20 +164,19 @@ def named_teacher(given: Teacher, role: str | None, args: TargetSFTConfig) -> tu
     path = Path(args.teacher_cache) if args.teacher_cache else None
     model: Any = args.teacher_model_name_or_path
     if role == "reference":
-        if given is not None or (path is not None and model is None):
-            logger.warning(f"the target anchors to a reference: {given if given is not None else path} is taken as it.")
-        if given is None and path is not None and model is None:
-            return path, None if Path(path, MANIFEST).is_file() else args.reference_model_name_or_path
+        alone = path if given is None and model is None else None
+        if given is not None or alone is not None:
+            logger.warning(f"the target anchors to a reference: {alone or given} is taken as it.")
+        if alone is not None:
+            return alone, None if Path(alone, MANIFEST).is_file() else args.reference_model_name_or_path
         if given is None:
             wanted = args.reference_model_name_or_path
             return (path, model) if wanted == "teacher" else (None, wanted)
-    if isinstance(given, TeacherCache):
-        return given.path, model
-    if isinstance(given, str | Path) and Path(given, MANIFEST).is_file():
-        return Path(given), model
-    if isinstance(given, Path) and not (given / "config.json").is_file():
-        return given, model
-    return path, model if given is None else str(given) if isinstance(given, Path) else given
+    given = given.path if isinstance(given, TeacherCache) else given
+    if isinstance(given, str | Path):
+        is_cache = Path(given, MANIFEST).is_file() or (isinstance(given, Path) and not Path(given, CONFIG).is_file())
+        return (Path(given), model) if is_cache else (path, str(given))
+    return path, model if given is None else given
 
 
 def cache_directory(target: Target, args: TargetSFTConfig, student: str, tokenizer: Any) -> Path | None:
@@ -209,15 +199,6 @@ def asked_of(cache: TeacherCache, args: TargetSFTConfig) -> dict[str, Any]:
     """Those of them that were asked for, not left to their defaults; no cache holds more than the vocabulary."""
     asked = capture_settings(args) | {"k": min(args.teacher_top_k, cache.vocab_size)}
     return {name: value for name, value in asked.items() if name in args.given_for_capture}
-
-
-def cache_settings(path: Path, args: TargetSFTConfig) -> dict[str, Any]:
-    """The settings of the cache that is there already, which nobody has to repeat; what was asked for must agree."""
-    if not Path(path, MANIFEST).is_file():
-        return capture_settings(args)
-    cache = TeacherCache(path)
-    held = {name: getattr(cache.manifest.identity, name) for name in ("k", "encoding", "top_p", "min_k")}
-    return held | asked_of(cache, args)
 
 
 def is_sharded(args: TargetSFTConfig) -> bool:
@@ -243,12 +224,8 @@ def refuse_partial_copies(model: nn.Module) -> None:
     FSDP's RAM-efficient loading leaves zeros in all but the first process of a machine, ZeRO-3 a part in each. Both
     are made good when the model is wrapped, and a teacher never is. What qsft loads itself is whole.
     """
-    own = weights_digest(model)
-    digests: list[str | None] = [own]
-    if distributed.is_available() and distributed.is_initialized():
-        digests = [None] * distributed.get_world_size()
-        distributed.all_gather_object(digests, own)
-    if len(set(digests)) > 1 or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+    digests = set(Group().gather([weights_digest(model)]))
+    if len(digests) > 1 or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise ValueError(
             f"the teacher {type(model).__name__} in memory is not the same model in every process: from_pretrained "
             "under FSDP (fsdp_cpu_ram_efficient_loading) or ZeRO-3 gives most of them zeros or a part of the weights. "

@@ -5,6 +5,7 @@ accelerate launch --config_file … worker.py WORLD RUN CASES
 WORLD holds models, tokenizer, rows and cache; RUN is this launch's own directory; CASES is a JSON list of cases.
 """
 
+import gc
 import json
 import os
 import signal
@@ -164,6 +165,7 @@ def main():
     world, run, cases = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     allow_cpu()
     seen = TeacherMass()
+    gc.freeze()  # every case collects garbage: not among all that is imported
     with process_group():
         results = {case["name"]: train(case, world, run, seen) for case in cases}
         if WORLD_SIZE > 1 and not (DEEPSPEED or FSDP):

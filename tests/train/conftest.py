@@ -89,7 +89,7 @@ def trainer(config, tiny_model, tiny_tokenizer):
     from qsft.train.trainer import TargetSFTTrainer
 
     own = ("model", "target_object", "teacher", "peft_config", "eval_dataset", "callbacks", "compute_metrics")
-    own += ("data_collator", "compute_loss_func", "formatting_func", "optimizers")
+    own += ("data_collator", "compute_loss_func", "formatting_func", "optimizers", "processing_class")
 
     def make(data=None, **overrides):
         mine = {name: overrides.pop(name) for name in own if name in overrides}
@@ -100,8 +100,7 @@ def trainer(config, tiny_model, tiny_tokenizer):
             config(**overrides),
             target=target,
             train_dataset=completion_data() if data is None else data,
-            processing_class=tiny_tokenizer,
-            **mine,
+            **{"processing_class": tiny_tokenizer, **mine},
         )
 
     return make

@@ -1,15 +1,21 @@
 """What TRL's SFTTrainer takes, TargetSFTTrainer takes: arguments, data forms, adapters, one short run each."""
 
 import inspect
+import signal
 from concurrent.futures import Future
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from datasets import Dataset, DatasetDict
 from peft import (
+    AdaLoraConfig,
+    IA3Config,
     LoHaConfig,
     LoraConfig,
+    OFTConfig,
     PeftModel,
     PrefixTuningConfig,
     PromptEncoderConfig,
@@ -66,11 +72,12 @@ def test_arguments_by_position_as_in_trl(tiny_model, tiny_tokenizer, data, tmp_p
 
 def test_every_argument_of_trls_trainer(student, data, tiny_tokenizer, config, logged):
     """One that TRL adds fails here until it was tried."""
-    seen = []
+    seen, on_ctrl_c = [], signal.getsignal(signal.SIGINT)
 
     class Watch(TrainerCallback):
         def on_log(self, args, state, control, logs, **kwargs):
             seen.append(logs)
+            assert signal.getsignal(signal.SIGINT) is on_ctrl_c  # a script's own, also while it trains
 
     def collate(features, own=DataCollatorForLanguageModeling(tiny_tokenizer.pad_token_id)):
         seen.append(features)
@@ -134,10 +141,18 @@ def test_loss_type_dft_names_the_target(config, trainer, data, logged):
 
 TURNS = [{"role": role, "content": "w1 w2"} for role in ("user", "assistant")]
 SHARED = [{"from": name, "value": "w1 w2"} for name in ("human", "gpt")]
+TOOL = {"type": "function", "function": {"name": "w1", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"type": "function", "function": {"name": "w1", "arguments": {"w5": "w6"}}}
+CALLED = [TURNS[0], {**TURNS[1], "tool_calls": [CALL]}, {"role": "tool", "name": "w1", "content": "w3"}, TURNS[1]]
 OTHER_FORMS = {
     "chat completion": {"prompt": TURNS[:1], "completion": TURNS[1:]},
     "conversations": {"conversations": SHARED},
     "tools": {"messages": TURNS, "tools": "[]"},
+    "tool calls": {"messages": CALLED, "tools": [TOOL]},
+    "template kwargs": {"messages": TURNS, "chat_template_kwargs": {"enable_thinking": False}},
+    "ids alone": {"input_ids": [30, 31, 32, 33]},
+    "completion mask": {"input_ids": [30, 31, 32, 33], "completion_mask": [0, 0, 1, 1]},
+    "assistant masks": {"input_ids": [30, 31, 32, 33], "assistant_masks": [0, 0, 1, 1]},
 }
 
 
@@ -145,9 +160,63 @@ OTHER_FORMS = {
 @pytest.mark.parametrize("stream", [False, True], ids=["map", "stream"])
 def test_every_form_of_data(trainer, data, logged, form, stream):
     rows = Dataset.from_list([OTHER_FORMS[form]] * 8) if form in OTHER_FORMS else getattr(data, form)(8)
-    made = trainer(rows.to_iterable_dataset() if stream else rows, max_steps=1)
+    masked = {"completion_only_loss": True} if form == "completion mask" else {}
+    made = trainer(rows.to_iterable_dataset() if stream else rows, max_steps=1, **masked)
     made.train()
     assert logged(made)[0] > 0
+    if "mask" in form:
+        assert next(iter(made.train_dataset))["labels"] == [-100, -100, 32, 33]
+
+
+SETTINGS = {
+    "text": {
+        "dataset_text_field": "words", "eos_token": "w9", "pad_token": "w8", "shuffle_dataset": True, "max_length": 8,
+        "truncation_mode": "keep_end", "pad_to_multiple_of": 4, "dataset_num_proc": 1,
+    },
+    "chat": {
+        "chat_template_path": "template.jinja", "assistant_only_loss": True, "packing": True, "max_length": 32,
+        "packing_strategy": "bfd_split", "eval_packing": False,
+    },
+    "completion": {"completion_only_loss": False, "padding_free": True, "max_length": None},
+    "tokens": {
+        "dataset_kwargs": {"skip_prepare_dataset": True}, "model_init_kwargs": {"dtype": "bfloat16"},
+        "trust_remote_code": True, "gradient_checkpointing": True, "activation_offloading": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", SETTINGS)
+def test_every_setting_of_trls_config(config, student, data, tmp_path, logged, tiny_model, form):
+    """With a teacher's cache, whose documents must be those that TRL makes. A setting that TRL adds fails here."""
+    elsewhere = {"learning_rate", "loss_type", "router_aux_loss_coef"}  # test_same_as_trl.py
+    assert elsewhere.union(*SETTINGS.values()) >= set(SFTConfig.__annotations__)
+    rows, settings = getattr(data, form)(8), dict(SETTINGS[form])
+    rows = rows.rename_column("text", "words") if form == "text" else rows
+    if form == "chat":
+        (tmp_path / "template.jinja").write_text(tiny.CHAT_TEMPLATE)
+        settings["chat_template_path"] = str(tmp_path / "template.jinja")
+    args = config(target="target", teacher_cache=str(tmp_path / "cache"), teacher_top_k=8, max_steps=1, **settings)
+    made = TargetSFTTrainer(
+        student, args, train_dataset=rows, eval_dataset=rows, processing_class=tiny.make_tokenizer(),
+        teacher=tiny_model(seed=5),
+    )  # fmt: skip
+    made.train()
+    made.evaluate()
+    assert logged(made, "fallback_tokens") + logged(made, "eval_fallback_tokens") == [0, 0]
+    assert made.model.dtype == (torch.bfloat16 if "model_init_kwargs" in settings else torch.float32)
+
+
+def test_a_chat_template_that_brings_tokens_along(trainer, data, tmp_path, tiny_model):
+    """TRL adds them to tokenizer and model; a teacher without them is refused where a document uses one."""
+    other = tiny.make_tokenizer()
+    other.add_tokens(["<extra>"])
+    other.save_pretrained(tmp_path / "other")
+    settings = {"chat_template_path": str(tmp_path / "other"), "max_steps": 1}
+    trainer(data.chat(8), processing_class=tiny.make_tokenizer(), **settings).train()
+    settings |= {"target": "target", "teacher": tiny_model(seed=5)}
+    made = trainer(data.chat(8), processing_class=tiny.make_tokenizer(), **settings)
+    made.train()
+    assert len(made.processing_class) > tiny.VOCAB_SIZE
 
 
 def test_a_formatting_function_and_evaluation_by_name(trainer, data):
@@ -163,6 +232,8 @@ def test_streaming_data_need_a_live_teacher_or_a_prebuilt_cache(trainer, data, s
         trainer(stream, target="target", teacher=student)
     with pytest.raises(ValueError, match=r"the data stream, so base cannot.*teacher_live=True"):
         trainer(stream, target="sft_kl")
+    with pytest.raises(ValueError, match="the data stream"):  # now, not at the first evaluation
+        trainer(data.completion(), eval_dataset={"a": stream}, target="target", teacher=student)
     trainer(stream, target="target", teacher=student, teacher_live=True, max_steps=1).train()
     built = trainer(data.completion(), target="target", teacher=student).cache.path
     trainer(stream, target="target", teacher_cache=str(built), max_steps=1).train()
@@ -214,16 +285,20 @@ def test_prompt_learning_is_trls(trainer, config, data, tiny_model, tiny_tokeniz
     assert logged(made) == pytest.approx(logged(theirs), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "adapter",
-    [
-        LoraConfig(r=2, target_modules="all-linear", use_dora=True, task_type="CAUSAL_LM"),
-        LoHaConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
-    ],
-    ids=["dora", "loha"],
-)
-def test_other_adapters(trainer, data, tiny_model, logged, adapter):
-    made = trainer(data.completion(), model=get_peft_model(tiny_model(), adapter), max_steps=2)
+ON_Q = {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+ADAPTERS = {
+    "dora": LoraConfig(r=2, target_modules="all-linear", use_dora=True, task_type="CAUSAL_LM"),
+    "trained tokens": LoraConfig(r=2, trainable_token_indices={"embed_tokens": [30, 31]}, **ON_Q),
+    "adalora": AdaLoraConfig(init_r=4, target_r=2, total_step=9, **ON_Q),
+    "loha": LoHaConfig(r=2, **ON_Q),
+    "oft": OFTConfig(oft_block_size=4, **ON_Q),
+    "ia3": IA3Config(feedforward_modules=[], **ON_Q),
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_other_adapters(trainer, data, tiny_model, logged, kind):
+    made = trainer(data.completion(), model=get_peft_model(tiny_model(), deepcopy(ADAPTERS[kind])), max_steps=2)
     made.train()
     assert isinstance(made.model, PeftModel)
     assert len(logged(made)) == 2

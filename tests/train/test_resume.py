@@ -1,6 +1,7 @@
 """A run that was interrupted and resumed is the uninterrupted run, bit for bit; another target is refused."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -45,16 +46,44 @@ def taught(trainer, data, tiny_model, tmp_path):
     return make
 
 
+@pytest.fixture(scope="module")
+def runs():
+    return {}
+
+
+@pytest.fixture
+def whole(taught, runs):
+    """whole(case): the trainer after an uninterrupted run, the same for every test."""
+
+    def trained(case):
+        if case not in runs:
+            runs[case] = taught(case)
+            runs[case].train()
+        return runs[case]
+
+    return trained
+
+
+@pytest.fixture
+def unfinished(whole, tmp_path):
+    """unfinished(case): checkpoint-4 in a copy of that run's first half, where the next trainer will write."""
+
+    def copied(case):
+        later = shutil.ignore_patterns("checkpoint-8")
+        return Path(shutil.copytree(whole(case).args.output_dir, tmp_path / "copy", ignore=later)) / "checkpoint-4"
+
+    return copied
+
+
 def optimiser_state(made):
     return [value for state in made.optimizer.state_dict()["state"].values() for value in state.values()]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_resumed_equals_uninterrupted(taught, logged, case):
-    whole = taught(case)
-    whole.train()
-    resumed = taught(case)
-    resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-4")
+def test_resumed_equals_uninterrupted(taught, whole, unfinished, logged, case):
+    checkpoint = unfinished(case)
+    resumed, whole = taught(case, output_dir=str(checkpoint.parent)), whole(case)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
     assert logged(resumed)[4:] == logged(whole)[4:]
     assert logged(resumed, "num_tokens") == logged(whole, "num_tokens")
     for mine, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
@@ -98,9 +127,8 @@ def test_resumed_in_a_new_process(taught, data, tiny_model, tiny_tokenizer, tmp_
     assert all(mine[name].equal(other[name]) for name in mine)
 
 
-def test_a_checkpoint_remembers_its_target_and_teacher(taught):
-    made = taught("target")
-    made.train()
+def test_a_checkpoint_remembers_its_target_and_teacher(whole):
+    made = whole("target")
     record = json.loads(Path(made.args.output_dir, "checkpoint-4", "target.json").read_text())
     assert record["name"] == "target"
     assert record["target"] == made.target.record()
@@ -115,22 +143,19 @@ def test_a_checkpoint_remembers_its_target_and_teacher(taught):
     ("change", "what"),
     [({"target_kwargs": {"eta": 0.9}}, "target"), ({"target": "kd"}, "target"), ({"teacher_top_k": 4}, "teacher")],
 )
-def test_another_target_or_teacher_is_refused(taught, tmp_path, change, what):
-    made = taught("target", max_steps=4)
-    made.train()
-    checkpoint = f"{made.args.output_dir}/checkpoint-4"
-    changed = {**change, "teacher_cache": str(tmp_path / "cache2")} if what == "teacher" else change
+def test_another_target_or_teacher_is_refused(taught, unfinished, tmp_path, change, what):
+    checkpoint = unfinished("target")
+    changed = {**change, "output_dir": str(checkpoint.parent)}
+    changed |= {"teacher_cache": str(tmp_path / "cache2")} if what == "teacher" else {}
     with pytest.raises(ValueError, match=rf"(?s)trained with another {what}.*resume_with_other_target=True"):
-        taught("target", **changed).train(resume_from_checkpoint=checkpoint)
+        taught("target", **changed).train(resume_from_checkpoint=str(checkpoint))
     asked = taught("target", resume_with_other_target=True, max_steps=5, **changed)
     asked.train(resume_from_checkpoint=True)
     assert asked.state.global_step == 5
 
 
-def test_a_checkpoint_of_another_trainer_is_taken(taught):
-    made = taught("target", max_steps=4)
-    made.train()
-    checkpoint = Path(made.args.output_dir, "checkpoint-4")
+def test_a_checkpoint_of_another_trainer_is_taken(taught, unfinished):
+    checkpoint = unfinished("target")
     (checkpoint / "target.json").unlink()
     (checkpoint / "whole.json").unlink()
     again = taught("target", max_steps=5)

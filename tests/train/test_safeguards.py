@@ -84,7 +84,8 @@ def test_the_head_kernel_of_the_config_is_the_one_that_runs(trainer, data, logge
     write = kernels.write_gradient
     monkeypatch.setattr(kernels, "write_gradient", lambda *given: launched.append(1) or write(*given))
     for kernel in ("auto", "torch", "triton"):
-        made = trainer(data.tokens(8), head_kernel=kernel, target="dft", max_steps=1)
+        one_row = {"per_device_train_batch_size": 1, "max_steps": 1}  # an interpreter of kernels is slow
+        made = trainer(data.tokens(8), head_kernel=kernel, target="dft", **one_row)
         assert not launched
         made.train()
         losses[kernel] = logged(made)

@@ -66,7 +66,7 @@ def with_math_verify() -> list[bool]:
 def with_qsft() -> list[bool]:
     """As `Judges` does it with one process, without the pipe: equal pairs of gold and boxed answer once."""
     from qsft.evals import answers
-    from qsft.evals.boxes import last_boxed
+    from qsft.evals.grade import last_boxed
     from qsft.evals.judge import judge_in_time
 
     for cached in (answers.same_answer, answers.plain, answers._parse):

@@ -94,7 +94,7 @@ def learned(made_once):
 @pytest.fixture(scope="session")
 def judges():
     """Grading processes, started once: each imports sympy for seconds."""
-    from qsft.evals.grade import Judges
+    from qsft.evals.judge import Judges
 
     with Judges() as shared:
         yield shared

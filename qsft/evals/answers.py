@@ -1,6 +1,6 @@
 """Is this response's answer the gold answer? Extraction and comparison for mathematics, one pair at a time.
 
-Cheap exact comparisons come first: equal writing, then numbers as fractions. What is left math-verify decides; around
+Cheap exact comparisons come first: equal text, then numbers as fractions. What is left math-verify decides; around
 it stands what it misses: e-notation, tiny numbers (it rounds to six decimals), clock times that parse to infinity, text
 answers, several answers in any order. Nothing here limits time or memory: judge.py runs it in a process that does.
 """
@@ -13,8 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from qsft.evals.boxes import after_thinking, last_boxed
-from qsft.evals.grade import LONGEST_ANSWER, Gold, Grade
+from qsft.evals.grade import LONGEST_ANSWER, Gold, Grade, after_thinking, last_boxed
 
 LENIENT = 1e-4  # relative error that the lenient score accepts, as in the paper's grader
 TINY, TINY_ERROR = 1e-3, 1e-5  # below that size numbers are compared by their relative error
@@ -116,7 +115,7 @@ def _fraction(sign: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def plain(text: str) -> str:
-    """The text without LaTeX wrappers, spacing and case: what two writings of one word share."""
+    """The text without LaTeX wrappers, spacing and case: what two notations of one word share."""
     text = _SPACING.sub("", text)
     while (unwrapped := _WRAPPER.sub(r"\1", text)) != text:
         text = unwrapped
@@ -167,7 +166,7 @@ def _same_set(golds: Sequence[str], answers: Sequence[str]) -> bool:
     if len(golds) != len(left):
         return False
     for gold in golds:
-        match = next((one for one in left if _same_one(gold, one)), None)
+        match = next((one for one in left if same_answer(gold, one)), None)
         if match is None:
             return False
         left.remove(match)
@@ -176,13 +175,6 @@ def _same_set(golds: Sequence[str], answers: Sequence[str]) -> bool:
 
 def _distinct(answers: Sequence[str]) -> list[str]:
     return list({plain(one): one for one in answers}.values())
-
-
-def _same_one(gold: str, answer: str) -> bool:
-    numbers = exact_number(gold), exact_number(answer)
-    if numbers[0] is not None and numbers[1] is not None:
-        return same_number(numbers[0], numbers[1])
-    return plain(gold) == plain(answer) or _verify(gold, answer)
 
 
 def _other_integers(gold: str, answer: str) -> bool:
@@ -254,7 +246,7 @@ def _close(gold: str, answer: str) -> bool:
 
 
 def canonical(answer: str) -> str:
-    """One writing for answers that a vote should count together: mathematics by value, the rest as plain text."""
+    """One notation for answers that a vote should count together: mathematics by value, the rest as plain text."""
     import sympy
 
     number = _number(answer)

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
-from qsft.evals.boxes import after_thinking, boxes, last_boxed
-from qsft.evals.grade import Grade
+from qsft.evals.grade import Grade, after_thinking, boxes, last_boxed
 
 Options = Mapping[str, str]
 

@@ -6,7 +6,7 @@ their difference is certain.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,60 @@ from qsft import page
 from qsft.evals import stats
 from qsft.evals.eval_directory import EvalDirectory, graded_tasks, read_result
 from qsft.evals.published import read_published
-from qsft.evals.report_page import plot, points_with_intervals, write_results
-from qsft.evals.summary import Result, Table, percent, to_markdown, with_interval
-from qsft.files import write_json, write_text
+from qsft.evals.report import Findings, Table, percent, plot, points_with_intervals, with_interval
+from qsft.evals.result import Result, lengths
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What a comparison found. `summary` is what comparison.json holds; str(comparison) is its table."""
+class Comparison(Findings):
+    """What a comparison found; results by run and task."""
 
-    summary: dict[str, Any]
-    results: Mapping[str, Mapping[str, Result]] = field(default_factory=dict, repr=False)  # run → task → responses
+    def tables(self) -> list[Table]:
+        """Accuracies, paired differences from the first run, lengths of responses."""
+        summary = self.summary
+        tasks = [*summary["problems"], "macro"]
+        rows = []
+        for name, cells in summary["accuracy"].items():
+            rows.append([name, *(with_interval(cells[task]) for task in tasks)])
+            if lenient := summary["lenient"].get(name):
+                rows.append([f"{name}, lenient", *(with_interval(lenient[task]) for task in tasks)])
+        for name, cells in summary["paper"].items():
+            rows.append([f"{name} (published)", *(percent(cells.get(task), 2) for task in tasks)])
+        found: list[Table] = [("Accuracy, % [95 % interval]", ["", *tasks], rows)]
+        if summary["difference"]:
+            title = f"Difference from {summary['baseline']}, paired by problem, points [95 % interval]"
+            rows = [[name, *(_signed(cells[task]) for task in tasks)] for name, cells in summary["difference"].items()]
+            found.append((title, ["", *tasks], rows))
+        rows = [
+            [name, percent(summary["accuracy"][name]["macro"]["mean"]), f"{one['mean']:.0f}",
+             f"{one['p25']:.0f}–{one['p75']:.0f}", percent(one["truncated"])]
+            for name, one in summary["lengths"].items() if one
+        ]  # fmt: skip
+        if rows:
+            columns = ["", "accuracy, %", "mean tokens", "25–75 % of responses", "cut off, %"]
+            found.append(("Response lengths over all tasks", columns, rows))
+        return found
 
-    def __str__(self) -> str:
-        return to_markdown(tables(self.summary), notes_of(self.summary))
+    def notes(self) -> list[str]:
+        """How to read the tables, and what was not measured alike."""
+        summary, left_out = self.summary, {task: n for task, n in self.summary["left_out"].items() if n}
+        return [
+            "* marks an interval without 0. Differences are paired by problem.",
+            *(f"Not measured alike: {note}" for note in summary["notes"]),
+            *summary["paper_notes"],
+            *(f"{task}: {n} problems that not every run has are left out." for task, n in left_out.items()),
+        ]
+
+    def figures(self) -> list[tuple[Any, str]]:
+        """Paired differences, accuracy over length, every problem's share in two runs."""
+        summary = self.summary
+        figures = [(difference_figure(summary), "Difference in accuracy, percentage points, with 95 % intervals")]
+        if any(summary["lengths"].values()):
+            figures.append((lengths_figure(summary), "Response length and accuracy: mean tokens, 25–75 % of responses"))
+        if len(self.results) > 1:
+            beside = f"Each problem's share of right samples beside that of {summary['baseline']}"
+            figures.append((problems_figure(self.results), f"{beside}; on the line nothing changed"))
+        return figures
 
     def write(self, directory: str | Path) -> Path:
         """Write comparison.json, comparison.md and comparison.html; the page's path.
@@ -37,18 +77,10 @@ class Comparison:
         The page has, after tables and plots, every problem with the responses of all runs side by side, those that
         changed first.
         """
-        directory, summary = Path(directory), self.summary
-        write_json(directory / "comparison.json", summary)
-        write_text(directory / "comparison.md", str(self))
-        figures = [(difference_figure(summary), "Difference in accuracy, percentage points, with 95 % intervals")]
-        if any(summary["lengths"].values()):
-            figures.append((lengths_figure(summary), "Response length and accuracy: mean tokens, 25–75 % of responses"))
-        if len(self.results) > 1:
-            beside = f"Each problem's share of right samples beside that of {summary['baseline']}"
-            figures.append((problems_figure(self.results), f"{beside}; on the line nothing changed"))
-        title = "Comparison with " + summary["baseline"]
-        page_file = directory / "comparison.html"
-        return write_results(page_file, title, tables(summary), notes_of(summary), figures, self.results)
+        stem = Path(directory) / "comparison"
+        return self.write_files(
+            stem, stem.with_suffix(".html"), f"Comparison with {self.summary['baseline']}", self.results
+        )
 
 
 def compare(
@@ -69,24 +101,26 @@ def compare(
     if not tasks:
         has = "; ".join(f"{name} has {', '.join(one) or 'none'}" for name, one in found.items())
         raise ValueError(f"the runs have no task in common, so nothing can be compared: {has}.")
-    scores = {name: {task: one[task].per_problem() for task in tasks} for name, one in found.items()}
-    shared = {task: shared_problems([one[task] for one in scores.values()], task) for task in tasks}
+    strict, lenient = (
+        {name: {task: one[task].per_problem(lenient=lenient) for task in tasks} for name, one in found.items()}
+        for lenient in (False, True)
+    )
+    shared = {task: shared_problems([one[task] for one in strict.values()], task) for task in tasks}
 
-    def values(name: str, *, lenient: bool = False) -> dict[str, stats.Scores]:
-        right = {task: found[name][task].per_problem(lenient=lenient) for task in tasks}
+    def values(right: Mapping[str, Mapping[str, float]]) -> dict[str, stats.Scores]:
         return {task: np.array([right[task][problem] for problem in shared[task]]) for task in tasks}
 
-    strict = {name: values(name) for name in found}
+    right = {name: values(one) for name, one in strict.items()}
     summary = {
         "baseline": first,
         "problems": {task: len(shared[task]) for task in tasks},
-        "accuracy": {name: estimates(strict[name]) for name in found},
+        "accuracy": {name: estimates(right[name]) for name in found},
         "difference": {
-            name: estimates({task: strict[name][task] - strict[first][task] for task in tasks}) for name in others
+            name: estimates({task: right[name][task] - right[first][task] for task in tasks}) for name in others
         },
-        "left_out": {task: max(len(one[task]) for one in scores.values()) - len(shared[task]) for task in tasks},
+        "left_out": {task: max(len(one[task]) for one in strict.values()) - len(shared[task]) for task in tasks},
         "paper": published.shares(tasks) if published else {},
-        "lenient": {name: estimates(values(name, lenient=True)) for name in found} if published else {},
+        "lenient": {name: estimates(values(one)) for name, one in lenient.items()} if published else {},
         "lengths": {name: response_lengths([one[task] for task in tasks]) for name, one in found.items()},
         "paper_notes": list(published.notes) if published else [],
         "notes": unlike_settings({name: read_settings(run) for name, run in directories.items()}, tasks),
@@ -121,12 +155,9 @@ def estimates(per_task: Mapping[str, stats.Scores]) -> dict[str, Any]:
 def response_lengths(results: Sequence[Result]) -> dict[str, float]:
     """The lengths of responses pooled over tasks, in tokens, and the share cut off; empty where none was recorded."""
     drawn = [generation for result in results for generation in result.generations]
-    tokens = np.array([one.tokens for one in drawn])
-    if not tokens.any():
-        return {}
-    p25, p75 = map(float, np.quantile(tokens, [0.25, 0.75]))
+    tokens = [one.tokens for one in drawn]
     cut = float(np.mean([one.finish == "length" for one in drawn]))
-    return {"mean": float(tokens.mean()), "p25": p25, "p75": p75, "truncated": cut}
+    return {**lengths(tokens), "truncated": cut} if any(tokens) else {}
 
 
 def read_settings(run: Path) -> dict[str, dict[str, Any]]:
@@ -152,42 +183,6 @@ def unlike_settings(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], tasks: 
                 text = ", ".join(f"{value} in {run}" for run, value in values.items())
                 concerned.setdefault(f"{key} is {text}", []).append(task)
     return [f"{', '.join(names)}: {text}." for text, names in concerned.items()]
-
-
-def tables(summary: Mapping[str, Any]) -> list[Table]:
-    """Title, columns and rows of each table, in per cent: accuracies, then paired differences from the first run."""
-    tasks = [*summary["problems"], "macro"]
-    rows = []
-    for name, cells in summary["accuracy"].items():
-        rows.append([name, *(with_interval(cells[task]) for task in tasks)])
-        if lenient := summary["lenient"].get(name):
-            rows.append([f"{name}, lenient", *(with_interval(lenient[task]) for task in tasks)])
-    for name, cells in summary["paper"].items():
-        rows.append([f"{name} (published)", *(percent(cells.get(task, float("nan")), 2) for task in tasks)])
-    found: list[Table] = [("Accuracy, % [95 % interval]", ["", *tasks], rows)]
-    if summary["difference"]:
-        title = f"Difference from {summary['baseline']}, paired by problem, points [95 % interval]"
-        rows = [[name, *(_signed(cells[task]) for task in tasks)] for name, cells in summary["difference"].items()]
-        found.append((title, ["", *tasks], rows))
-    lengths = {name: one for name, one in summary["lengths"].items() if one}
-    if lengths:
-        rows = [
-            [name, percent(summary["accuracy"][name]["macro"]["mean"]), f"{one['mean']:.0f}",
-             f"{one['p25']:.0f}–{one['p75']:.0f}", percent(one["truncated"])]
-            for name, one in lengths.items()
-        ]  # fmt: skip
-        columns = ["", "accuracy, %", "mean tokens", "25–75 % of responses", "cut off, %"]
-        found.append(("Response lengths over all tasks", columns, rows))
-    return found
-
-
-def notes_of(summary: Mapping[str, Any]) -> list[str]:
-    return [
-        "* marks an interval without 0. Differences are paired by problem.",
-        *(f"Not measured alike: {note}" for note in summary["notes"]),
-        *summary["paper_notes"],
-        *(f"{task}: {n} problems that not every run has are left out." for task, n in summary["left_out"].items() if n),
-    ]
 
 
 def _signed(estimate: Mapping[str, float]) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from qsft.evals.grade import Grade
 from qsft.evals.request import Generation
-from qsft.evals.summary import Result
+from qsft.evals.result import Result
+from qsft.evals.task_run import TaskRun
 from qsft.evals.tasks import Problem
 from qsft.files import make_directory, read_json, read_lines, shown, write_json, write_lines
 from qsft.fingerprints import digest_json
@@ -24,21 +25,18 @@ AGAIN = "Grade again with `qsft eval … --rescore`."
 
 
 class EvalDirectory:
-    """An evaluation's files; with `path=None` all stays in memory."""
+    """An evaluation's files."""
 
-    def __init__(self, path: str | Path | None, group: Group | None = None) -> None:
-        self.path, self.group = None if path is None else Path(path), group or Group()
-        if self.path is not None and self.path.exists():
+    def __init__(self, path: str | Path, group: Group | None = None) -> None:
+        self.path, self.group = Path(path), group or Group()
+        if self.path.exists():
             make_directory(self.path, "the evaluation's directory")
-        self.generations = Ledger(self.path and self.path / "generations", self.group, remedy=REMEDY)
-        self._settings: dict[str, Any] = {}  # where there is no path
+        self.generations = Ledger(self.path / "generations", self.group, remedy=REMEDY)
 
     def settings(self) -> dict[str, Any]:
         """The settings each task was sampled with."""
-        path = self.path and self.path / "settings.json"
-        if path is None or not path.is_file():
-            return self._settings
-        recorded = read_json(path, LOST)
+        path = self.path / "settings.json"
+        recorded = read_json(path, LOST) if path.is_file() else {}
         for task, one in recorded.items():
             keys = ("about", "made_by", "protocol", "limit")
             if not isinstance(one, dict) or any(key not in one for key in keys) or not is_whole(one):
@@ -46,17 +44,12 @@ class EvalDirectory:
         return recorded
 
     def write_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
-        self._settings = {task: sealed(one) for task, one in settings.items()} if self.path is None else {}
-        self.write_json("settings.json", {task: sealed(one) for task, one in settings.items()})
-
-    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        if self.path is not None:
-            write_json(self.path / name, content)
+        write_json(self.path / "settings.json", {task: sealed(one) for task, one in settings.items()})
 
     def summary(self) -> dict[str, Any]:
         """The report written last, as far as it can be read: everything in it can be made anew."""
         try:
-            return read_json(self.path / "summary.json", "") if self.path is not None else {}
+            return read_json(self.path / "summary.json", "")
         except (OSError, ValueError):
             return {}
 
@@ -68,55 +61,51 @@ class EvalDirectory:
         left_out: dict[str, str] = {}
         model = settings[done[0]]["made_by"].get("model")
         for task, one in settings.items():
-            if task in done or self.path is None:
+            if task in done:
                 continue
+            graded = (self.path / "grades" / f"{task}.jsonl").is_file()
             if one["made_by"].get("model") != model:
                 left_out[task] = "other weights answered it"
             elif not self.generations.holds(task):
                 left_out[task] = "its generations are lost"
-            elif (
-                len(self.generations.read(task)) < one["limit"] * one["protocol"]["n"]
-                or not (self.path / "grades" / f"{task}.jsonl").is_file()
-            ):
+            elif not graded or len(self.generations.read(task)) < one["limit"] * one["protocol"]["n"]:
                 left_out[task] = "it is not finished"
             else:
                 results[task] = read_result(self.path, task, one.get("reading"))
         return results, left_out
 
-    def start(self, task: str, fresh: bool) -> None:
-        """Cut off what a kill left behind the last whole line; `fresh` deletes the task's generations."""
-        if fresh:
-            self.generations.remove(task)
-        self.generations.repair(task)
-
-    def drawn(self, task: str, made_by: Mapping[str, str]) -> dict[Key, Generation]:
-        """The generations so far; `made_by` is the digest of what draws each problem's samples."""
-        found = self.generations.read(task)
+    def drawn(self, run: TaskRun) -> dict[Key, Generation]:
+        """The generations so far, each whole and drawn with the settings that are recorded."""
+        found, made_by = self.generations.read(run.name), self._made_by(run)
         for (problem, sample), record in found.items():
-            where = f"{shown(self.generations.directory or task)}/{task}*.jsonl: problem {problem}, sample {sample}"
+            where = f"{shown(self.path / 'generations')}/{run.name}*.jsonl: problem {problem}, sample {sample}"
             if not is_whole(record):
                 raise ValueError(f"{where} is damaged. {REMEDY}")
             if "settings" in record and problem in made_by and record["settings"] != made_by[problem]:
                 raise ValueError(f"{where} was drawn with other settings than settings.json says. {REMEDY}")
         return {key: _generation(record) for key, record in found.items()}
 
-    def append(self, task: str, made_by: Mapping[str, str], drawn: Iterable[Generation]) -> Iterator[Generation]:
+    def append(self, run: TaskRun, drawn: Iterable[Generation]) -> Iterator[Generation]:
         """Pass generations on, each written before it is passed; their token ids are not kept."""
+        made_by = self._made_by(run)
         rows = (sealed({**one.record(), "settings": made_by.get(one.problem)}) for one in drawn)
-        yield from map(_generation, self.generations.append(task, rows))
+        yield from map(_generation, self.generations.append(run.name, rows))
 
-    def finish(self, task: str, made_by: Mapping[str, str], keys: Sequence[Key]) -> list[Generation]:
-        """The complete generations in the order of `keys`, on disk one file."""
-        self.drawn(task, made_by)
-        return [_generation(record) for record in self.generations.settle(task, keys)]
+    def finish(self, run: TaskRun) -> list[Generation]:
+        """The complete generations in the order of the run's keys, on disk one file."""
+        self.drawn(run)
+        return [_generation(record) for record in self.generations.settle(run.name, run.keys)]
+
+    def _made_by(self, run: TaskRun) -> dict[str, str]:
+        """The digest of what draws each problem's samples."""
+        return run.digests(self.settings()[run.name]["made_by"])
 
     def write_result(self, result: Result) -> None:
         """Write a task's problems and grades."""
-        if self.path is not None:
-            pairs = zip(result.generations, result.grades, strict=True)
-            grades = ({"problem": one.problem, "sample": one.sample, **asdict(grade)} for one, grade in pairs)
-            for name, rows in (("grades", grades), ("problems", map(asdict, result.problems))):
-                write_lines(self.path / name / f"{result.task}.jsonl", map(sealed, rows))
+        pairs = zip(result.generations, result.grades, strict=True)
+        grades = ({"problem": one.problem, "sample": one.sample, **asdict(grade)} for one, grade in pairs)
+        for name, rows in (("grades", grades), ("problems", map(asdict, result.problems))):
+            write_lines(self.path / name / f"{result.task}.jsonl", map(sealed, rows))
 
 
 def graded_tasks(directory: Path) -> list[str]:

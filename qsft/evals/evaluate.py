@@ -5,22 +5,23 @@ summary.json, summary.md, report.html.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qsft.evals.choice import better_reading
 from qsft.evals.eval_directory import EvalDirectory
-from qsft.evals.grade import Grade, Judges
+from qsft.evals.grade import Grade
+from qsft.evals.judge import Judges
 from qsft.evals.model_under_test import ModelUnderTest
 from qsft.evals.protocol import Protocol, find_protocol
-from qsft.evals.report_page import write_report_page
+from qsft.evals.report import Report, make_report
 from qsft.evals.request import Request
-from qsft.evals.summary import READINGS, Report, Result, make_report, percent
 from qsft.evals.task_run import Grading, TaskRun
-from qsft.evals.tasks import Task, describe, find_tasks, listed, load_problems
-from qsft.files import read_json, shown, write_text
+from qsft.evals.tasks import Task, find_tasks, listed, load_problems
+from qsft.files import read_json, shown
 from qsft.ledger import Key
 from qsft.processes import Group
 from qsft.progress import Progress
@@ -67,16 +68,17 @@ def evaluate(
         chosen = find_protocol(protocol, changes, multiple_choice=task.multiple_choice)
         runs.append(run := TaskRun(task, load_problems(task, data_dir, limit), chosen))
         subject.limit_positions(run.prompts.values(), run.protocol.max_new_tokens)
-    files = EvalDirectory(output_dir, group)
-    if group.rank == 0:
-        agree_on_settings(files, runs, subject, data_dir, fresh)
-    group.wait()
-    with Judges() as judges:
+    with TemporaryDirectory() if output_dir is None else nullcontext(output_dir) as directory, Judges() as judges:
+        files = EvalDirectory(directory, group)
+        if group.rank == 0:
+            record = subject.record() if output_dir is not None else {}  # digesting weights takes its time
+            agree_on_settings(files, runs, subject.about(), record, data_dir, fresh)
+        group.wait()
         grading = [draw(run, subject, files, judges, silent) for run in runs]
         grades = {one.run.name: dict(group.gather(one.grades())) for one in grading}
-    report = conclude(runs, files, grades, subject.about()) if group.rank == 0 else None
-    group.wait()
-    return report or Report(read_json(Path(str(output_dir)) / "summary.json", "Rerun the command."))
+        report = conclude(runs, files, grades, keep=output_dir is not None) if group.rank == 0 else None
+        group.wait()
+        return report or Report(read_json(files.path / "summary.json", "Rerun the command."))
 
 
 def rescore(
@@ -106,23 +108,28 @@ def rescore(
         settings["protocol"] = chosen.record()  # comparisons read which rule made the grades
     files.write_settings(recorded)
     with Judges() as judges:
-        made_by = {run.name: run.digests(recorded[run.name]["made_by"]) for run in runs}
-        grading = [Grading(run, judges, files.finish(run.name, made_by[run.name], run.keys)) for run in runs]
-        grades = {one.run.name: dict(one.grades()) for one in grading}
-    return conclude(runs, files, grades, recorded[runs[0].name]["about"])
+        grading = [Grading(run, judges, files.finish(run)) for run in runs]
+        return conclude(runs, files, {one.run.name: dict(one.grades()) for one in grading})
 
 
 def agree_on_settings(
-    files: EvalDirectory, runs: Sequence[TaskRun], subject: ModelUnderTest, data_dir: str | Path | None, fresh: bool
+    files: EvalDirectory,
+    runs: Sequence[TaskRun],
+    about: Mapping[str, Any],
+    record: Mapping[str, Any],
+    data_dir: str | Path | None,
+    fresh: bool,
 ) -> None:
     """Refuse to continue generations that other settings made; record the settings of this run."""
-    record, recorded = subject.record() if files.path else {}, files.settings()
+    recorded = files.settings()
     for run in runs:
-        files.start(run.name, fresh)
+        if fresh:
+            files.generations.remove(run.name)
+        files.generations.repair(run.name)
         if files.generations.holds(run.name):  # a run that failed to start left settings, but no generations
-            _refuse_change(run, record, recorded.get(run.name), shown(str(files.path)))
+            _refuse_change(run, record, recorded.get(run.name), shown(files.path))
         recorded[run.name] = {
-            "about": subject.about(),
+            "about": about,
             "made_by": {**record, **run.record()},
             "protocol": run.protocol.record(),
             "limit": len(run.problems),
@@ -152,19 +159,17 @@ def _refuse_change(run: TaskRun, record: Mapping[str, Any], recorded: Mapping[st
 
 def draw(run: TaskRun, subject: ModelUnderTest, files: EvalDirectory, judges: Judges, silent: bool) -> Grading:
     """Sample this process's share of what is missing, grading as it comes."""
-    name, group = run.name, files.group
-    made_by = run.digests(files.settings()[name]["made_by"])
-    done, share = files.drawn(name, made_by), files.generations.share(run.keys)
+    done, share, group = files.drawn(run), files.generations.share(run.keys), files.group
     group.wait()  # nobody appends while another still reads
     grading = Grading(run, judges, (done[key] for key in share if key in done))
     missing = [key for key in share if key not in done]
     if not missing:
         return grading
-    sampler = subject.sampler(run.protocol)
     requests = [Request(problem, sample, run.prompts[problem]) for problem, sample in missing]
+    drawn = files.append(run, subject.sampler(run.protocol).sample(requests))
     show, before, tokens = not silent and group.rank == 0, len(share) - len(missing), 0
-    with Progress(name, len(share), "samples", done=before, show=show) as progress:
-        for generation in files.append(name, made_by, sampler.sample(requests)):
+    with Progress(run.name, len(share), "samples", done=before, show=show) as progress:
+        for generation in drawn:
             grading.submit(generation)
             tokens += generation.tokens
             progress.advance(1, f"{progress.per_second(tokens):,.0f} tokens/s{grading.so_far()}")
@@ -172,72 +177,24 @@ def draw(run: TaskRun, subject: ModelUnderTest, files: EvalDirectory, judges: Ju
 
 
 def conclude(
-    runs: Sequence[TaskRun],
-    files: EvalDirectory,
-    grades: Mapping[str, Mapping[Key, Grade]],
-    about: Mapping[str, Any],
+    runs: Sequence[TaskRun], files: EvalDirectory, grades: Mapping[str, Mapping[Key, Grade]], *, keep: bool = True
 ) -> Report:
-    """The report over complete generations and those of the directory's other tasks; grades, summary, page written."""
-    settings, before, results, notes, said = files.settings(), files.summary(), {}, {}, {}
+    """The report over complete generations and those of the directory's other tasks, written if it is to be kept."""
+    settings, before = files.settings(), files.summary()
+    about = settings[runs[0].name]["about"]
+    said = {name: one["protocol"] for name, one in settings.items()} | before.get("settings", {}).get("tasks", {})
+    notes = {name: one.get("notes", []) for name, one in before.get("tasks", {}).items()}
+    results = {}
     for run in runs:
-        result = read_task(run, files, settings[run.name]["made_by"], grades[run.name])
+        results[run.name] = result = run.result(files.finish(run), grades[run.name])
         files.write_result(result)
         settings[run.name]["reading"] = result.reading
-        results[run.name], notes[run.name] = result, make_notes(run, result, about)
-        said[run.name] = {**run.protocol.record(), **describe(run.task)}
+        said[run.name], notes[run.name] = run.describe(), run.notes(result, about)
     files.write_settings(settings)
     others, left_out = files.other_results(list(results), settings)
-    for name, result in others.items():
-        results[name], notes[name] = result, before.get("tasks", {}).get(name, {}).get("notes", [])
-        said[name] = before.get("settings", {}).get("tasks", {}).get(name, settings[name]["protocol"])
-    order = [name for name in settings if name in results]
-    said = {name: said[name] for name in order}
-    report = make_report([results[name] for name in order], {**about, "tasks": said}, notes, left_out)
-    files.write_json("summary.json", report.summary)
-    if files.path is not None:
-        write_text(files.path / "summary.md", str(report))
-        write_report_page(report, files.path / "report.html", f"Evaluation of {shown(about['model'])}")
+    order = [name for name in settings if name in results or name in others]
+    told = {**about, "tasks": {name: said[name] for name in order}}
+    report = make_report([{**others, **results}[name] for name in order], told, notes, left_out)
+    if keep:
+        report.write(files.path)
     return report
-
-
-def read_task(run: TaskRun, files: EvalDirectory, made_by: Mapping[str, Any], graded: Mapping[Key, Grade]) -> Result:
-    """The result of a task; by the paper's rule the better of the two readings of its multiple-choice responses."""
-    generations, reading = files.finish(run.name, run.digests(made_by), run.keys), None
-    grades = [graded[key] for key in run.keys]
-    if run.task.multiple_choice and any(one.choices for one in grades):
-        reading = "boxed"
-        if run.protocol.rule == "paper":
-            reading, grades = better_reading(grades, [run.by_id[one.problem].gold for one in generations])
-    return Result(run.name, run.protocol.n, generations, grades, run.problems, reading)
-
-
-def make_notes(run: TaskRun, result: Result, about: Mapping[str, Any]) -> list[str]:
-    """What a reader of the numbers should know."""
-    name, grades, notes = run.name, result.grades, []
-    if run.protocol.temperature == 0:
-        notes.append("greedy: one response per prompt, so the interval is over problems only.")
-    elif about["independent"]:
-        notes.append("float32, seeded per sample: batching, processes and resuming do not change samples.")
-    else:
-        how = f"{about['backend']} in {about['dtype']}"
-        notes.append(f"{how}: rounding depends on the batch, so batching may change samples from run to run.")
-    rows = run.task.rows
-    if rows is not None and rows != len(run.problems):
-        notes.append(f"{name}: {len(run.problems)} of the {rows} published problems.")
-    if result.reading is not None:
-        boxed, first, last = (percent(result.readings()[key]) for key in ("boxed", "first", "last"))
-        notes.append(
-            f"{name}: read by {READINGS[result.reading]}. Right by box {boxed} %, by the paper's first match {first} "
-            f"%, by its last {last} %."
-        )
-    longest = run.protocol.max_new_tokens
-    if cut := sum(one.finish == "length" and one.tokens < longest for one in result.generations):
-        notes.append(f"{name}: {cut} responses ended at the model's context of {about['context']} tokens.")
-    if late := sum(one.timed_out for one in grades):
-        notes.append(f"{name}: {late} responses took the grader too long and count as wrong.")
-    if failures := [one.failure.partition(":")[0] for one in grades if one.failure]:
-        notes.append(
-            f"{name}: the grader stumbled over {len(failures)} responses, which count as wrong "
-            f"({', '.join(sorted(set(failures)))}; grades/ has each)."
-        )
-    return notes

@@ -1,20 +1,156 @@
-"""The grading process: one JSON line in, one Grade as a JSON line out (started by grade.Judges).
+"""Both ends of grading: processes that can be stopped, since sympy can be sent into a loop that no signal interrupts.
 
-Each answer has a time limit and the process a memory limit, for `9^{9^{9^9}}` must not take the machine with it. The
-limit is CPU time: a busy machine must not grade otherwise than an idle one.
+`Judges` writes cases as JSON lines to `python -m qsft.evals.judge`, which writes a Grade as a JSON line for each, so
+neither cares whether the caller is a notebook, a thread or an unguarded script. Each answer has a time limit and the
+process a memory limit, for `9^{9^{9^9}}` must not take the machine with it. The limit is CPU time: a busy machine must
+not grade otherwise than an idle one.
 """
 
 import json
 import logging
+import os
 import resource
+import select
 import signal
+import subprocess
 import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any
 
-from qsft.evals.grade import Grade
+from qsft.evals.grade import LONGEST_ANSWER, Gold, Grade, after_thinking, find_rule, last_boxed
 
+TIME_LIMIT = 5.0  # seconds of CPU for one answer
+START_LIMIT = 120.0  # seconds for a judge to import sympy on a busy machine
 MEMORY_LIMIT = 4 << 30
+MOST_JUDGES = 16
+MOST_KNOWN = 100_000  # grades remembered
+
+
+@lru_cache(maxsize=1)
+def single_judge() -> "Judges":
+    """The process behind `grade`, started with the first answer."""
+    return Judges(1)
+
+
+class Judges:
+    """Grading processes; `submit` returns a future Grade. An answer past the time limit is wrong and `timed_out`.
+
+    As many as this process may use CPUs, at most 16, each started when there is work for it. Of n samples many agree:
+    equal pairs of gold and boxed answer are graded once.
+    """
+
+    def __init__(self, processes: int | None = None, time_limit: float = TIME_LIMIT) -> None:
+        mine = threading.local()  # each thread has a judge; one that is idle works before another is started
+        judges: list[_Judge] = []
+
+        def start() -> None:
+            mine.judge = _Judge(time_limit)
+            judges.append(mine.judge)
+
+        def stop() -> None:
+            for judge in judges:
+                judge.stop()
+
+        self._judges, self._stop = judges, weakref.finalize(self, stop)
+        self._threads = ThreadPoolExecutor(processes or min(MOST_JUDGES, _cpus()), "judge", start)
+        self._grade: Callable[[Mapping[str, Any]], Grade] = lambda case: mine.judge.grade(case)
+        self._known: dict[str, Future[Grade]] = {}
+
+    def submit(
+        self, prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None
+    ) -> "Future[Grade]":
+        """A future Grade of one response; arguments as in `grade`."""
+        if options:
+            rule = find_rule(rule or "boxed")
+            case: dict[str, Any] = {"prediction": prediction, "gold": gold, "options": dict(options), "rule": rule}
+            return self._threads.submit(self._grade, case)
+        said = after_thinking(prediction)
+        boxed = last_boxed(said)
+        if not boxed:
+            end = "" if boxed == "" else said[-LONGEST_ANSWER:]  # an empty box is no answer
+            return self._threads.submit(self._grade, {"prediction": end, "gold": gold, "options": None})
+        case = {"answer": boxed[:LONGEST_ANSWER], "gold": gold, "options": None}
+        key = json.dumps(case)
+        if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._threads.submit(self._grade, case)
+        return self._known[key]
+
+    def close(self) -> None:
+        """Stop the processes; what was not graded yet is dropped."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._stop()
+
+    def __enter__(self) -> "Judges":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Judge:
+    """One process, started when it is first needed and started again after it had to be killed."""
+
+    def __init__(self, time_limit: float) -> None:
+        self.time_limit = time_limit
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def grade(self, case: Mapping[str, Any]) -> Grade:
+        if self.process is None:
+            self._start()
+        assert self.process is not None
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(case).encode() + b"\n")
+            self.process.stdin.flush()
+            # The judge stops itself after that much CPU; it is killed when it cannot, or gets no CPU at all.
+            answer = self._line(5 * self.time_limit + 5)
+        except BrokenPipeError:  # the memory limit ended it between two cases
+            answer = b""
+        if not answer:
+            self.stop()
+            return Grade(correct=False, timed_out=True)
+        return Grade(**json.loads(answer))
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "qsft.evals.judge", str(self.time_limit)]
+        # sympy walks over sets, so what it finds, or fails to find, would depend on the hash seed.
+        env = {**os.environ, "PYTHONHASHSEED": "0"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        ready = self._line(START_LIMIT)
+        if ready.strip() != b"ready":
+            self.stop()
+            raise ValueError(
+                "the grading process did not start, so nothing can be graded (its message stands above). "
+                "Usually math-verify is missing: pip install 'qsft[eval]'."
+            )
+
+    def _line(self, seconds: float) -> bytes:
+        """The process's next line; empty when it ended or did not answer in time."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        return self.process.stdout.readline() if ready else b""
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+def _cpus() -> int:
+    """The CPUs that this process may use: a launcher or a container may have given it a few of many."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---- the process ----
 
 
 class OutOfTime(BaseException):
@@ -51,10 +187,10 @@ def judge_in_time(case: dict[str, Any], seconds: float) -> dict[str, Any]:
         graded = Grade(correct=False, failure=f"{type(error).__name__}: {error}"[:200])
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return asdict(graded if case["options"] else in_one_writing(graded, seconds))
+    return asdict(graded if case["options"] else in_canonical_form(graded, seconds))
 
 
-def in_one_writing(graded: Grade, seconds: float) -> Grade:
+def in_canonical_form(graded: Grade, seconds: float) -> Grade:
     """The answer as votes count it. Right ones vote together anyway; the grade itself stands, whatever happens here."""
     from qsft.evals.answers import canonical, plain
 

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -46,6 +47,10 @@ class Generation:
     finish: str
     ids: Sequence[int] = field(default=(), compare=False, repr=False)  # as long as it is not written to disk
 
+    @property
+    def key(self) -> Key:
+        return self.problem, self.sample
+
     def record(self) -> dict[str, Any]:
         """What is kept of it."""
         return {name: getattr(self, name) for name in ("problem", "sample", "text", "tokens", "finish")}
@@ -75,6 +80,12 @@ def plan(
 def context_of(config: Any) -> int | None:
     """The most positions a model has, or None where its configuration does not say."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def row_key(seed: int, problem: str, sample: int) -> int:
+    """64 bits that stand for one sample, as a signed integer."""
+    digest = blake2b(f"{seed}\0{problem}\0{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 class Stops:

@@ -1,7 +1,8 @@
 """Draw responses with transformers: `Sampler(model, tokenizer, sampling).sample(requests)` yields them as they finish.
 
-Prompts are sorted by length and prefilled once for all their samples; finished rows make room for waiting ones; every
-random number is a function of (seed, problem, sample, step, token), so the batch never matters beyond rounding.
+Prompts are sorted by length and prefilled once for all their samples; finished rows make room for waiting ones.
+A sample's next token is argmax(logits + g) with g a Gumbel variable hashed from (seed, problem, sample, step, token):
+the Gumbel-max trick draws from softmax(logits), and no generator's state exists that a batch could advance.
 Caches of different lengths are joined by padding the shorter on the left, where the mask hides it; a model whose cache
 is not a plain one (sliding windows, states) finishes its batch before the next one begins.
 """
@@ -18,15 +19,19 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicLayer
 
-from qsft.evals.noise import gumbel, row_key
 from qsft.evals.protocol import Sampling
-from qsft.evals.request import TEXT_CHECK, Generation, Request, Stops, context_of, plan
+from qsft.evals.request import TEXT_CHECK, Generation, Request, Stops, context_of, plan, row_key
 from qsft.losses.self_check import evaluating
 
 MOST_ROWS = 512
 CPU_MEMORY = 2 << 30
 OPTIONAL = {"position_ids", "logits_to_keep"}  # not every architecture takes them, and none needs to
 ROOM = 0.875  # rows leave and join together, once an eighth is finished: each time copies the whole cache
+
+# splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit integers
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 class Sampler:
@@ -62,7 +67,7 @@ class Sampler:
                 size, done = self.batch_size or self._room(rows[0]), set()
                 try:
                     for generation in self._decode(rows, size):
-                        done.add((generation.problem, generation.sample))
+                        done.add(generation.key)
                         yield generation
                 except torch.OutOfMemoryError:
                     if min(size, len(rows)) < 2:
@@ -251,3 +256,25 @@ def _join_caches(first: Any, second: Any, width: int) -> None:
         for name in ("keys", "values"):
             parts = [getattr(layer, name) for layer in (ours, theirs)]
             setattr(ours, name, torch.cat([pad(part, (0, 0, width - part.shape[2], 0)) for part in parts]))
+
+
+def gumbel(keys: Int[Tensor, " B"], steps: Int[Tensor, " B"], vocabulary: int) -> Float[Tensor, "B V"]:
+    """Standard Gumbel noise of every row and token at the row's step: g = −log(−log(1 − v)), v uniform by the hash."""
+    tokens = torch.arange(1, vocabulary + 1, device=keys.device)
+    moment = _mix(keys + (steps + 1) * MIX_1)
+    hashed = _mix(moment[:, None] + tokens * GOLDEN)
+    # 31 bits, small v with full precision: that is the tail where an unlikely token wins.
+    uniform = ((hashed & 0x7FFFFFFF).float() + 0.5) * 2.0**-31
+    return -torch.log(-torch.log1p(-uniform.clamp_(max=1 - 2.0**-24)))
+
+
+def _mix(state: Int[Tensor, "*N"]) -> Int[Tensor, "*N"]:
+    """splitmix64's finaliser; integer products wrap as in C."""
+    state = (state ^ _shift(state, 30)) * MIX_1
+    state = (state ^ _shift(state, 27)) * MIX_2
+    return state ^ _shift(state, 31)
+
+
+def _shift(state: Int[Tensor, "*N"], bits: int) -> Int[Tensor, "*N"]:
+    """Logical shift to the right; torch shifts the sign in."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)

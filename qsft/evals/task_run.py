@@ -8,9 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from qsft.data.prompts import Prompt, find_preset
-from qsft.evals.grade import Grade, Judges
+from qsft.evals.choice import better_reading
+from qsft.evals.grade import Grade
+from qsft.evals.judge import Judges
 from qsft.evals.protocol import Protocol
+from qsft.evals.report import percent
 from qsft.evals.request import Generation
+from qsft.evals.result import READINGS, Result
 from qsft.evals.tasks import Problem, Task
 from qsft.fingerprints import digest_json
 from qsft.ledger import Key
@@ -54,6 +58,51 @@ class TaskRun:
         settings = {key: value for key, value in made_by.items() if key not in ("n", "prompts")}
         return {problem: digest_json([settings, prompt]) for problem, prompt in self.prompts.items()}
 
+    def describe(self) -> dict[str, Any]:
+        """What a report says about how the task was asked and where its rows came from."""
+        task = self.task
+        rows = {"hub": task.hub, "split": task.split, "source": task.source, "published_rows": task.rows}
+        return {**self.protocol.record(), **rows}
+
+    def result(self, generations: Sequence[Generation], graded: Mapping[Key, Grade]) -> Result:
+        """The result; by the paper's rule the better of the two readings of its multiple-choice responses."""
+        grades, reading = [graded[key] for key in self.keys], None
+        if self.task.multiple_choice and any(one.choices for one in grades):
+            reading = "boxed"
+            if self.protocol.rule == "paper":
+                reading, grades = better_reading(grades, [self.by_id[one.problem].gold for one in generations])
+        return Result(self.name, self.protocol.n, generations, grades, self.problems, reading)
+
+    def notes(self, result: Result, about: Mapping[str, Any]) -> list[str]:
+        """What a reader of the numbers should know."""
+        name, grades, notes = self.name, result.grades, []
+        if self.protocol.temperature == 0:
+            notes.append("greedy: one response per prompt, so the interval is over problems only.")
+        elif about["independent"]:
+            notes.append("float32, seeded per sample: batching, processes and resuming do not change samples.")
+        else:
+            how = f"{about['backend']} in {about['dtype']}"
+            notes.append(f"{how}: rounding depends on the batch, so batching may change samples from run to run.")
+        if self.task.rows not in (None, len(self.problems)):
+            notes.append(f"{name}: {len(self.problems)} of the {self.task.rows} published problems.")
+        if result.reading is not None:
+            boxed, first, last = (percent(result.readings()[key]) for key in ("boxed", "first", "last"))
+            notes.append(
+                f"{name}: read by {READINGS[result.reading]}. Right by box {boxed} %, by the paper's first match "
+                f"{first} %, by its last {last} %."
+            )
+        longest = self.protocol.max_new_tokens
+        if cut := sum(one.finish == "length" and one.tokens < longest for one in result.generations):
+            notes.append(f"{name}: {cut} responses ended at the model's context of {about['context']} tokens.")
+        if late := sum(one.timed_out for one in grades):
+            notes.append(f"{name}: {late} responses took the grader too long and count as wrong.")
+        if failures := [one.failure.partition(":")[0] for one in grades if one.failure]:
+            notes.append(
+                f"{name}: the grader stumbled over {len(failures)} responses, which count as wrong "
+                f"({', '.join(sorted(set(failures)))}; grades/ has each)."
+            )
+        return notes
+
 
 class Grading:
     """The grades of a run's generations: by the task's own grader here, else by judges in other processes."""
@@ -75,7 +124,7 @@ class Grading:
         else:
             graded = task.grader(generation, problem)
             future.set_result(graded if isinstance(graded, Grade) else Grade(graded, graded, generation.text))
-        self._futures[generation.problem, generation.sample] = future
+        self._futures[generation.key] = future
         future.add_done_callback(self._done.append)
 
     def grades(self) -> list[tuple[Key, Grade]]:

@@ -7,7 +7,6 @@ A task of one's own is one line, `Task("mine", hub="me/mine", question=("q",), g
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from qsft.data.prompts import Prompt
-from qsft.evals.grade import Gold, Grade
+from qsft.evals.grade import Gold, Grade, last_boxed
 from qsft.evals.request import Generation
-from qsft.files import read_lines
+from qsft.files import read_lines, shown
 from qsft.ledger import check_stage
 from qsft.targets.did_you_mean import did_you_mean
 
@@ -113,7 +112,7 @@ def find_tasks(wanted: str | Task | Iterable[str | Task]) -> list[Task]:
 
 def _named(name: str) -> Sequence[Task]:
     if name.endswith(".jsonl"):
-        return [_task_of(Path(name))]
+        return [_task_in_file(Path(name))]
     known = {**GROUPS, **{task.name: (task,) for task in TASKS.values()}}
     if name not in known:
         raise ValueError(
@@ -123,21 +122,18 @@ def _named(name: str) -> Sequence[Task]:
     return known[name]
 
 
-def _task_of(path: Path) -> Task:
+def _task_in_file(path: Path) -> Task:
     """The task that a JSONL file is: multiple choice when its first row has options."""
     if not path.is_file():
-        raise FileNotFoundError(f"there is no task file {path}. It holds one JSON object per line: problem, answer.")
+        raise FileNotFoundError(
+            f"there is no task file {shown(path)}. It holds one JSON object per line: problem, answer."
+        )
     try:
         choice = "options" in next(read_lines(path), ())
     except ValueError:
         choice = False  # reading the problems names the line
     gold = ("answer_idx", "answer") if choice else ("answer",)
     return Task(path.stem, path=path, multiple_choice=choice, gold=gold)
-
-
-def describe(task: Task) -> dict[str, Any]:
-    """What a report says about where a task's rows came from."""
-    return {"hub": task.hub, "split": task.split, "source": task.source, "published_rows": task.rows}
 
 
 def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | None = None) -> list[Problem]:
@@ -154,18 +150,17 @@ def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | N
         placed = [(place, to_problem(row, task, place)) for place, row in rows]
     if not placed:
         raise ValueError(f"task {task.name!r} has no problems: {task.path or data_dir or task.hub} is empty.")
-    first: dict[str, str] = {}
-    seen: Counter[str] = Counter()
+    places: dict[str, list[str]] = {}
     problems = []
     for place, problem in placed:
-        if first.setdefault(problem.id, place) != place and len(placed) != task.rows:
+        same = places.setdefault(problem.id, [])
+        if same and len(placed) != task.rows:
             raise ValueError(
-                f"{place}: the same problem as {first[problem.id]}, so task {task.name!r} would count it twice. "
+                f"{place}: the same problem as {same[0]}, so task {task.name!r} would count it twice. "
                 "Remove one of them."
             )
-        seen[problem.id] += 1
-        repeat = f"-{seen[problem.id]}" if seen[problem.id] > 1 else ""
-        problems.append(replace(problem, id=problem.id + repeat))
+        same.append(place)
+        problems.append(replace(problem, id=f"{problem.id}-{len(same)}") if len(same) > 1 else problem)
     return problems[:limit]
 
 
@@ -175,34 +170,30 @@ def to_problem(row: Mapping[str, Any], task: Task, place: str) -> Problem:
     options = _options(_value(row, ("options",), place, task), place) if task.multiple_choice else None
     gold = _gold(row, task, place)
     gold = gold if options is None else _letter(gold, options, place)
-    return Problem(problem_id(question, options), question, gold, options)
-
-
-def problem_id(question: str, options: Mapping[str, str] | None = None) -> str:
-    """A digest of what is asked; the gold answer is left out, so that a corrected one keeps the generations."""
+    # The gold answer is left out of the digest, so that a corrected one keeps the generations.
     asked = json.dumps([question, sorted(options.items()) if options else None], ensure_ascii=False)
-    return blake2b(asked.encode(), digest_size=8).hexdigest()
+    return Problem(blake2b(asked.encode(), digest_size=8).hexdigest(), question, gold, options)
 
 
 def read_rows(task: Task, data_dir: Path | None) -> Iterator[Placed]:
     """The rows of a task: its own file, else data_dir/<name>.jsonl (or the medical sets' one file), else the hub."""
-    path = task.path or (data_dir / f"{task.name}.jsonl" if data_dir is not None else None)
-    if path is not None and path.is_file():
+    path = task.path or Path(data_dir or "", f"{task.name}.jsonl")
+    if task.path is None and data_dir is None:
+        yield from _rows_of_hub(task)
+    elif path.is_file():
         numbers = [n for n, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()]
         for number, row in zip(numbers, read_lines(path, remedy="Write one object per line.")):
-            yield f"{path}:{number}", row
-    elif data_dir is not None and task.file and (data_dir / task.file).is_file():
-        yield from _of_source(data_dir / task.file, task)
-    elif data_dir is not None:
-        raise FileNotFoundError(
-            f"--data_dir has no file for task {task.name!r}: {path} is missing. It holds one JSON object per line with "
-            f"the fields {task.fields}."
-        )
+            yield f"{shown(path)}:{number}", row
+    elif task.file and path.with_name(task.file).is_file():
+        yield from _rows_of_source(path.with_name(task.file), task)
     else:
-        yield from _of_the_hub(task)
+        raise FileNotFoundError(
+            f"--data_dir has no file for task {task.name!r}: {shown(path)} is missing. It holds one JSON object per "
+            f"line with the fields {task.fields}."
+        )
 
 
-def _of_source(path: Path, task: Task) -> Iterator[Placed]:
+def _rows_of_source(path: Path, task: Task) -> Iterator[Placed]:
     """The rows of one source in a JSON file {source: [row, …]}; names match up to case, dashes and a suffix."""
 
     def bare(name: str) -> str:
@@ -211,12 +202,12 @@ def _of_source(path: Path, task: Task) -> Iterator[Placed]:
     sources = json.loads(path.read_text(encoding="utf-8"))
     found = [name for name in sources if bare(name).startswith(bare(task.source or task.name))]
     if len(found) != 1:
-        raise ValueError(f"{path}: {len(found)} sources look like {task.source!r}; it has {', '.join(sources)}.")
+        raise ValueError(f"{shown(path)}: {len(found)} sources look like {task.source!r}; it has {', '.join(sources)}.")
     for number, row in enumerate(sources[found[0]]):
-        yield f"{path}: {found[0]}[{number}]", row
+        yield f"{shown(path)}: {found[0]}[{number}]", row
 
 
-def _of_the_hub(task: Task) -> Iterator[Placed]:
+def _rows_of_hub(task: Task) -> Iterator[Placed]:
     from datasets import load_dataset
     from huggingface_hub import hf_hub_download
 
@@ -224,7 +215,7 @@ def _of_the_hub(task: Task) -> Iterator[Placed]:
         raise ValueError(f"task {task.name!r} has neither problems, a path nor a hub data set. Give it one of them.")
     try:
         if task.file:
-            yield from _of_source(Path(hf_hub_download(task.hub, task.file, repo_type="dataset")), task)
+            yield from _rows_of_source(Path(hf_hub_download(task.hub, task.file, repo_type="dataset")), task)
             return
         data = load_dataset(task.hub, task.config, split=task.split)
     except OSError as error:  # no network, no such data set, no access: all of them derive from it
@@ -256,11 +247,10 @@ def _gold(row: Mapping[str, Any], task: Task, place: str) -> Any:
         return str(gold[0]) if len(gold) == 1 else [str(one) for one in gold]
     if gold is not row.get("solution"):
         return gold
-    from qsft.evals.answers import extract
-
-    if not re.search(r"\\boxed\s*\{", str(gold)):
+    boxed = last_boxed(str(gold))
+    if not boxed:
         raise ValueError(f"{place}: the solution has no \\boxed answer to take as gold. Add a field 'answer'.")
-    return str(extract(str(gold)))
+    return boxed
 
 
 def _options(options: Any, place: str) -> dict[str, str]:

@@ -17,9 +17,8 @@ from qsft import page
 from qsft.evals import stats
 from qsft.evals.eval_directory import graded_tasks, read_result
 from qsft.evals.published import Published, paper, published_setting
-from qsft.evals.report_page import paragraphs, plot, points_with_intervals
-from qsft.evals.summary import percent, with_interval
-from qsft.evals.summary import to_markdown as tables_to_markdown
+from qsft.evals.report import paragraphs, percent, plot, points_with_intervals, with_interval
+from qsft.evals.report import to_markdown as tables_to_markdown
 from qsft.files import read_json, shown, write_json, write_text
 from qsft.recipe.recipe_file import run_name
 from qsft.recipe.trained import BASE, RECORD, base_words, recorded, student_of

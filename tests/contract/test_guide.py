@@ -13,6 +13,8 @@ from commands import LOCAL, README_BLOCKS, README_PROSE, SAMPLES, TINY, run
 
 import qsft
 from qsft.cli import build_parser
+from qsft.evals.protocol import PROTOCOLS
+from qsft.evals.report import COLUMNS
 from qsft.files import write_lines
 from qsft.recipe.recipe_file import packaged_recipes
 from qsft.train.metrics import MEANS, QUARTILES, TEACHER_SHARES
@@ -40,6 +42,8 @@ RUN = {
     "qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target": "--dry_run",
     "qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid,target eta=0.2,0.5,1.0 c=0.2,0.5,0.8,1.0": "--dry_run",
     "qsft sweep openr1_qwen_math_1p5b --grid target=target_constant,target_mixture c=0.2,0.5,1.0": "--dry_run",
+    "qsft eval runs/numina_qwen_math_1p5b-target --tasks questions.jsonl --n 4": f"{SAMPLES} --output_dir evals/own",
+    "qsft eval runs/numina_qwen_math_1p5b-target --rescore": "--output_dir evals/own",
 }
 # … and those that are only parsed, with the reason.
 PARSED = {
@@ -118,6 +122,7 @@ def test_every_command_is_run_or_has_a_reason_not_to_be():
 def test_the_commands_run(folder, tiny_files, capfd):
     rows = [{"problem": f"w{i} + w{i + 1} = ?", "solution": f"w{i % 9}"} for i in range(32)]
     write_lines(folder / "my.jsonl", rows)
+    (folder / "questions.jsonl").write_text(readme.snippets("json", REPO / "docs" / "evaluation.md")[0])
     for command, extra in RUN.items():
         assert run(command, extra, tiny_files) == 0, f"{command}\n{capfd.readouterr().err[-3000:]}"
     assert (folder / "runs" / "mine" / "model.safetensors").is_file()
@@ -197,6 +202,11 @@ def test_the_log_table_explains_every_metric():
     text = (REPO / "docs" / "from_trl.md").read_text(encoding="utf-8")
     for name in (*MEANS, *QUARTILES, *TEACHER_SHARES, "fallback_tokens", "mean_token_accuracy"):
         assert f"`{name}`" in text, name
+
+
+def test_the_page_of_evaluation_explains_every_protocol_and_column():
+    text = (REPO / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    assert [name for name in (*PROTOCOLS, *COLUMNS[1:]) if f"`{name}`" not in text] == []
 
 
 def test_the_picture_of_a_sick_run_can_be_drawn(tmp_path):

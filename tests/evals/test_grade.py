@@ -10,10 +10,9 @@ from sympy.core import random as sympy_random
 from sympy.core.facts import InconsistentAssumptions
 
 from qsft.evals.answers import _float
-from qsft.evals.boxes import boxes, last_boxed
 from qsft.evals.choice import better_reading, by_box, paper_matches
-from qsft.evals.grade import Grade, Judges, grade
-from qsft.evals.judge import OutOfTime, judge, judge_in_time
+from qsft.evals.grade import Grade, boxes, grade, last_boxed
+from qsft.evals.judge import Judges, OutOfTime, judge, judge_in_time
 
 BOX = r"We compute and find \boxed{%s}."
 

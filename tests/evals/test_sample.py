@@ -5,10 +5,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from qsft.evals.noise import gumbel, row_key
 from qsft.evals.protocol import Sampling
-from qsft.evals.request import Request, Stops
-from qsft.evals.sample import Sampler
+from qsft.evals.request import Request, Stops, row_key
+from qsft.evals.sample import Sampler, gumbel
 
 
 def requests(n=6, problems=12):

@@ -37,6 +37,13 @@ def test_local_files_have_the_fields_of_the_hub(tmp_path):
     assert gold == {"amc23": 27.0, "minerva": "4.5e33", "olympiadbench": "$1$, $2$"}
 
 
+@pytest.mark.parametrize("solution", ["so it is 4", r"so \boxed{}"])
+def test_a_solution_without_a_boxed_answer_is_named(tmp_path, solution):
+    write(tmp_path / "minerva.jsonl", {"problem": "p", "solution": solution})
+    with pytest.raises(ValueError, match=r"minerva.jsonl:1: the solution has no .boxed answer to take as gold"):
+        load_problems(TASKS["minerva"], tmp_path)
+
+
 def test_the_medical_file_holds_all_sources(tmp_path):
     row = {"question": "q", "options": {"A": "x", "B": "y", "C": None}, "answer": "y", "answer_idx": "B"}
     sources = {"MedQA_USLME_test": [row], "MedBullets_op4": [row], "MedBullets_op5": [{**row, "question": "other"}]}

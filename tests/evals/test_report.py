@@ -10,10 +10,11 @@ from qsft.evals.comparison import compare, run_names
 from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.grade import Grade
 from qsft.evals.protocol import Protocol
-from qsft.evals.report_page import write_report_page
+from qsft.evals.report import make_report
 from qsft.evals.request import Generation
-from qsft.evals.summary import Result, make_report, task_numbers
+from qsft.evals.result import Result, task_numbers
 from qsft.evals.tasks import Problem
+from qsft.files import write_lines
 
 
 def make_result(task, correct, tokens=10):
@@ -61,10 +62,9 @@ def test_the_macro_average_and_the_table():
 
 
 def test_the_page_holds_text_as_text(tmp_path):
-    report = make_report([make_result("a</script>", TABLE)], {}, {})
-    write_report_page(report, tmp_path / "page.html", "A <title>")
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "A &lt;title&gt;" in page
+    report = make_report([make_result("a</script>", TABLE)], {"model": "a <title>"}, {})
+    page = report.write(tmp_path).read_text(encoding="utf-8")
+    assert "Evaluation of a &lt;title&gt;" in page
     assert 'http-equiv="Content-Security-Policy"' in page
     assert "a</script>" not in page
     assert len(page.encode()) < 3_000_000
@@ -82,9 +82,8 @@ def a_result(task="t", right=(1, 0, 0, 1)):
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [True, False], ids=["dark", "light"])
 def test_a_person_can_read_filter_and_search_responses(tmp_path, browser, dark):
-    report = make_report([a_result(), a_result("u")], {}, {})
-    write_report_page(report, tmp_path / "page.html", "title")
-    browser.open(tmp_path / "page.html", dark=dark)
+    report = make_report([a_result(), a_result("u")], {"model": "m"}, {})
+    browser.open(report.write(tmp_path), dark=dark)
     assert len(browser.all(".plot .main-svg")) >= 3
     assert browser.text("#reader-count") == "4 problems, 8 responses · page 1 of 1"
     assert "What is <b>1 + 1</b>?" in browser.text(".problem")
@@ -110,10 +109,16 @@ def wait_for(found, seconds=30):
 def test_a_comparison_shows_what_changed_side_by_side(tmp_path, browser):
     for name, right in (("a", (1, 0, 0, 1)), ("b", (1, 1, 0, 1))):
         files, result = EvalDirectory(tmp_path / name), a_result(right=right)
-        list(files.append("t", {}, result.generations))
+        write_lines(files.path / "generations" / "t.jsonl", [one.record() for one in result.generations])
         files.write_result(result)
     comparison = compare([tmp_path / "a", tmp_path / "b"])
-    assert comparison.summary["lengths"]["a"] == {"mean": 11.5, "p25": 10.75, "p75": 12.25, "truncated": 0.25}
+    assert comparison.summary["lengths"]["a"] == {
+        "mean": 11.5,
+        "p25": 10.75,
+        "p50": 11.5,
+        "p75": 12.25,
+        "truncated": 0.25,
+    }
     assert "| b | 75.0 | 12 | 11–12 | 25.0 |" in str(comparison)
     browser.open(comparison.write(tmp_path / "out"))
     assert len(browser.all(".plot .main-svg")) >= 3

@@ -1,5 +1,6 @@
 """An evaluation from end to end: by the command, killed and resumed, on two processes, in memory."""
 
+import itertools
 import json
 import os
 import re
@@ -9,12 +10,12 @@ import sys
 import pytest
 import tiny
 from clock_world import SHAPE
-from kills import kill_after
 
 from qsft.evals.comparison import compare
 from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.evaluate import evaluate, rescore
 from qsft.evals.grade import Grade, grade
+from qsft.evals.sample import Sampler
 from qsft.evals.tasks import Problem, Task
 
 FREE = ("--prompt", "plain", "--samples", "4", "--max_new_tokens", "8")
@@ -83,11 +84,24 @@ def test_a_complete_run_is_not_sampled_again(whole_run, sum_directory, sum_file,
     assert again.summary == whole_run[1].summary
 
 
-def test_killed_and_resumed_it_equals_an_uninterrupted_run(command, sum_directory, sum_file, whole_run, tmp_path):
+def test_stopped_and_resumed_it_equals_an_uninterrupted_run(
+    command, sum_directory, sum_file, whole_run, tmp_path, monkeypatch
+):
+    """As a kill leaves it; test_campaign.py kills processes."""
     words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path, "--batch_size", "4")
     path = tmp_path / "generations" / "sums.jsonl"
-    kept = kill_after(start(*words), path, 20)
-    assert 20 <= kept.count("\n") < 160
+    sample = Sampler.sample
+
+    def stopped(self, requests):
+        yield from itertools.islice(sample(self, requests), 20)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, "sample", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            command(*words)
+    kept = path.read_text(encoding="utf-8")
+    assert kept.count("\n") == 20
     path.write_text(kept + '{"problem": "torn', encoding="utf-8")
     assert command(*words) == 0
     assert generations(tmp_path) == generations(whole_run[0])

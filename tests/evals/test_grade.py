@@ -2,9 +2,9 @@
 
 import os
 import signal
-import subprocess
 from dataclasses import asdict
 
+import psutil
 import pytest
 from sympy.core import random as sympy_random
 from sympy.core.facts import InconsistentAssumptions
@@ -317,16 +317,12 @@ def test_what_sympy_cannot_evaluate_is_no_number():
     assert _float(Contradiction()) is None
 
 
-def test_grading_is_deterministic(monkeypatch):
+def test_grading_is_deterministic(monkeypatch, hasty):
     monkeypatch.setattr("qsft.evals.answers.grade_math", lambda *_: Grade(False, answer=str(sympy_random.random())))
     case = {"prediction": "", "gold": "2", "options": None, "rule": None}
     assert judge(case) == judge(case)
-    environments = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kw: environments.append(kw["env"]) or popen(*args, **kw))
-    with Judges(1) as judges:
-        assert judges.submit(BOX % "2", "2").result().correct
-    assert environments[0]["PYTHONHASHSEED"] == "0"
+    assert hasty.submit(BOX % "2", "2").result().correct
+    assert psutil.Process(hasty._judges[0].process.pid).environ()["PYTHONHASHSEED"] == "0"
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, AttributeError])

@@ -80,7 +80,9 @@ def a_result(task="t", right=(1, 0, 0, 1)):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("dark", [True, False], ids=["dark", "light"])
+@pytest.mark.parametrize(
+    "dark", [pytest.param(True, id="dark"), pytest.param(False, id="light", marks=pytest.mark.slow)]
+)
 def test_a_person_can_read_filter_and_search_responses(tmp_path, browser, dark):
     report = make_report([a_result(), a_result("u")], {"model": "m"}, {})
     browser.open(report.write(tmp_path), dark=dark)
@@ -132,13 +134,14 @@ def write_run(directory, tasks):
     return directory
 
 
-@pytest.fixture
-def runs(tmp_path):
-    rng = np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs whose intervals overlap while their difference is certain; read only."""
+    rng, place = np.random.default_rng(0), tmp_path_factory.mktemp("runs")
     difficulty = rng.beta(0.5, 0.5, size=(200, 1))
     a = rng.random((200, 16)) < difficulty
     b = rng.random((200, 16)) < np.clip(difficulty + 0.04, 0, 1)
-    return write_run(tmp_path / "a", {"t": a, "only_a": a}), write_run(tmp_path / "b", {"t": b}), a, b
+    return write_run(place / "a", {"t": a, "only_a": a}), write_run(place / "b", {"t": b}), a, b
 
 
 def test_a_paired_comparison_by_problem(runs):
@@ -186,35 +189,41 @@ def test_problems_that_not_every_run_has_are_left_out_and_said(tmp_path):
     assert run_names([first, second]) == ["x/eval", "y/eval"]
 
 
-def test_settings_that_differ_are_said(runs, tmp_path):
-    assert compare(runs[:2]).summary["notes"] == []
+@pytest.fixture
+def small(tmp_path):
+    """Two runs of few problems."""
+    return [write_run(tmp_path / "a", {"t": TABLE, "only_a": TABLE}), write_run(tmp_path / "b", {"t": TABLE})]
+
+
+def test_settings_that_differ_are_said(small, tmp_path):
+    assert compare(small).summary["notes"] == []
     third = write_run(tmp_path / "c", {"t": TABLE, "only_a": TABLE})
     about = {"backend": "transformers", "dtype": "float32"}
-    for run, temperature, prompt in ((runs[0], 1.0, "boxed"), (third, 0.7, "plain")):
+    for run, temperature, prompt in ((small[0], 1.0, "boxed"), (third, 0.7, "plain")):
         protocols = {"t": Protocol(temperature=temperature), "only_a": Protocol(temperature=temperature, prompt=prompt)}
         settings = {
             task: {"protocol": one.record(), "about": about, "made_by": {}, "limit": 4}
             for task, one in protocols.items()
         }
         EvalDirectory(run).write_settings(settings)
-    said = str(compare([runs[0], third]))
+    said = str(compare([small[0], third]))
     assert "- Not measured alike: only_a, t: temperature is 1.0 in a, 0.7 in c." in said
     assert "- Not measured alike: only_a: prompt is boxed in a, plain in c." in said
     assert said.count("Not measured alike") == 2
-    assert "Not measured alike" not in str(compare(runs[:2]))  # b does not say how it was made
+    assert "Not measured alike" not in str(compare(small))  # b does not say how it was made
 
 
-def test_bad_comparisons_are_refused(runs, tmp_path):
+def test_bad_comparisons_are_refused(small, tmp_path):
     with pytest.raises(ValueError, match="needs two runs"):
-        compare([runs[0]])
+        compare(small[:1])
     with pytest.raises(ValueError, match="given twice"):
-        compare([runs[0], runs[0]])
+        compare([small[0], small[0]])
     with pytest.raises(FileNotFoundError, match="holds no graded evaluation"):
-        compare([runs[0], tmp_path])
+        compare([small[0], tmp_path])
     other = write_run(tmp_path / "c", {"other": TABLE})
     with pytest.raises(ValueError, match=r"no task in common.*c has other"):
-        compare([runs[0], other])
+        compare([small[0], other])
     bad = tmp_path / "bad.json"
     bad.write_text('{"SFT": 3}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"not a table of published numbers. It should read"):
-        compare([runs[0], runs[1]], bad)
+        compare(small, bad)

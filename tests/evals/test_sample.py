@@ -131,7 +131,7 @@ def test_cutting_a_long_response_decodes_a_few_prefixes(sum_tokenizer, monkeypat
 
 def test_a_stop_string_of_several_tokens_ends_the_row_wherever_it_is_noticed(sum_model, sum_tokenizer):
     sampling = Sampling(n=4, temperature=3.0, max_new_tokens=45, stop=("1 +",))
-    wanted = requests(n=4)
+    wanted = requests(n=4, problems=6)
     together = drawn(Sampler(sum_model, sum_tokenizer, sampling), wanted)
     assert drawn(Sampler(sum_model, sum_tokenizer, sampling, batch_size=3), wanted) == together
     assert not any("1 +" in one.text for one in together.values())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qsft.files import cut_torn_line, read_lines, write_line, write_lines
+from qsft.files import cut_torn_line, read_lines, shown, write_line, write_lines
 from qsft.processes import Group
 
 Key = tuple[str, int]  # problem, sample
@@ -18,26 +18,18 @@ REMEDY = "Delete the line (it is computed again), or start with --fresh."
 
 
 class Ledger:
-    """The records of a run's stages in a directory; with `directory=None` everything stays in memory."""
+    """The records of a run's stages in a directory."""
 
-    def __init__(self, directory: Path | None, group: Group | None = None, *, remedy: str = REMEDY) -> None:
+    def __init__(self, directory: Path, group: Group | None = None, *, remedy: str = REMEDY) -> None:
         self.directory, self.group, self.remedy = directory, group or Group(), remedy
-        self._memory: dict[str, dict[Key, Record]] = {}
 
     def read(self, stage: str) -> dict[Key, Record]:
         """What every process has computed so far."""
-        if self.directory is None:
-            return dict(self._memory.get(stage, {}))
         lines = (line for path in self._parts(stage) for line in read_lines(path, remedy=self.remedy))
         return {key_of(record, self._path(stage, 0), self.remedy): record for record in lines}
 
     def append(self, stage: str, records: Iterable[Record]) -> Iterator[Record]:
         """Pass the records on, each written before it is passed."""
-        if self.directory is None:
-            for record in records:
-                self._memory.setdefault(stage, {})[record["problem"], record["sample"]] = record
-                yield record
-            return
         path = self._path(stage, self.group.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -83,15 +75,14 @@ class Ledger:
         missing = [key for key in keys if key not in found]
         if missing:
             raise ValueError(
-                f"{stage!r} has {len(keys) - len(missing)} of {len(keys)} samples in {self.directory}; problem "
+                f"{stage!r} has {len(keys) - len(missing)} of {len(keys)} samples in {shown(self.directory)}; problem "
                 f"{missing[0][0]}, sample {missing[0][1]} is missing. Rerun the command that began it: it continues."
             )
         records = [found[key] for key in keys]
-        if self.directory is not None:
-            write_lines(self._path(stage, 0), records)
-            for part in parts:
-                if part != self._path(stage, 0):
-                    part.unlink()
+        write_lines(self._path(stage, 0), records)
+        for part in parts:
+            if part != self._path(stage, 0):
+                part.unlink()
         return records
 
     def holds(self, stage: str) -> bool:
@@ -105,18 +96,16 @@ class Ledger:
 
     def remove(self, stage: str) -> None:
         """Forget a stage."""
-        self._memory.pop(stage, None)
         for part in self._parts(stage):
             part.unlink()
 
     def _path(self, stage: str, rank: int) -> Path:
-        assert self.directory is not None
         return self.directory / (f"{stage}.rank{rank}.jsonl" if rank else f"{stage}.jsonl")
 
     def _parts(self, stage: str) -> list[Path]:
         """The files of a stage, that of process 0 first."""
         check_stage(stage)
-        if self.directory is None or not self.directory.is_dir():
+        if not self.directory.is_dir():
             return []
         part = re.compile(rf"{re.escape(stage)}(\.rank(\d+))?\.jsonl")
         found = {int(name[2] or 0): path for path in self.directory.iterdir() if (name := part.fullmatch(path.name))}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from qsft.files import shown
 from qsft.fingerprints import digest, file_digest
 from qsft.losses.self_check import evaluating
+from qsft.progress import Progress
 from qsft.targets.view import TopK
 from qsft.teacher.documents import document_key, label_positions
 from qsft.teacher.identity import VOCABULARY, Identity, teacher_difference
@@ -66,20 +67,22 @@ class Verification:
         return self.documents
 
 
-def verify_cache(path: str | Path) -> Verification:
+def verify_cache(path: str | Path, *, progress: bool = False) -> Verification:
     """Read every byte of a cache and compare it with its checksums; a cache that cannot be opened is read too."""
     report = Verification(Path(path))
-    manifest = _manifest(report)
-    for path in published(report.path):
-        report.bytes += path.stat().st_size
-        try:
-            shard = _sound_shard(path, manifest)
-            report.documents += len(shard)
-            report.label_tokens += int(shard.rows.sum())
-        except (UnusableShard, DamagedShard) as error:
-            report.problems[path.name] = str(error)
-            if isinstance(error, UnusableShard):
-                report.kept.add(path.name)
+    manifest, shards = _manifest(report), published(report.path)
+    with Progress(f"verify {shown(report.path)}", len(shards), "shards", show=progress) as bar:
+        for path in shards:
+            report.bytes += path.stat().st_size
+            try:
+                shard = _sound_shard(path, manifest)
+                report.documents += len(shard)
+                report.label_tokens += int(shard.rows.sum())
+            except (UnusableShard, DamagedShard) as error:
+                report.problems[path.name] = str(error)
+                if isinstance(error, UnusableShard):
+                    report.kept.add(path.name)
+            bar.advance(text=f"{bar.per_second(report.bytes / 1e6):,.0f} MB/s")
     for name, entry in manifest.shards.items() if manifest is not None else ():
         # A listed size that is not the size of a sound shard is the manifest's fault; it can be written anew.
         if name not in report.problems and (report.path / name).stat().st_size != entry["bytes"]:
@@ -238,7 +241,7 @@ def verify_files(directory: str | Path, *, drop: bool) -> tuple[bool, str]:
     """Whether every file is what was written, and what to say about it; `drop` removes what is not."""
     if not Path(directory).is_dir():
         raise ValueError(f"there is no directory {directory}, so nothing to verify. `qsft cache build` makes one.")
-    report = verify_cache(directory)
+    report = verify_cache(directory, progress=True)
     if report.ok:
         found = f"{report.documents:,} documents, {report.label_tokens:,} label tokens, {report.bytes / 1e6:,.1f} MB"
         return True, f"{found}: all sound"

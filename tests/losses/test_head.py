@@ -216,6 +216,7 @@ def test_label_logps_are_aligned_with_labels(batch):
     data, _ = batch
     model = make_model(vocab_size=V)
     got = label_logps(model, **data)
+    assert got.shape == (B, T)
     logp = model(input_ids=data["input_ids"]).logits.log_softmax(-1)
     for b in range(B):
         for t in range(T):

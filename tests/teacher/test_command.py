@@ -53,7 +53,9 @@ def test_verify_names_and_drops_a_damaged_shard(qsft, teacher, data, tmp_path, c
     [shard] = out.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
     assert qsft("verify", out) == 1
-    assert shard.name in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert shard.name in told.out
+    assert "1/1 shards" in told.err
     assert qsft("verify", out, "--drop") == 1
     assert "0 documents are left" in capsys.readouterr().out
     assert qsft(*build) == 0

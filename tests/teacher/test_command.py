@@ -89,7 +89,7 @@ def test_wrong_data_sets_are_explained(qsft, teacher, tmp_path):
     Dataset.from_list([{"text": "a"}]).save_to_disk(tmp_path / "text")
     DatasetDict(train=Dataset.from_list([{"text": "a"}])).save_to_disk(tmp_path / "splits")
     for name, message in (
-        ("text", "needs the column 'input_ids', 'labels'"),
+        ("text", "needs the columns 'input_ids', 'labels'"),
         ("splits", "needs the column"),
         ("x.csv", "not a data"),
     ):

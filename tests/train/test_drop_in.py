@@ -1,6 +1,7 @@
 """What TRL's SFTTrainer takes, TargetSFTTrainer takes: arguments, data forms, adapters, one short run each."""
 
 import inspect
+import os
 import signal
 from concurrent.futures import Future
 from copy import deepcopy
@@ -185,8 +186,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("form", SETTINGS)
-def test_every_setting_of_trls_config(config, student, data, tmp_path, logged, tiny_model, form):
+def test_every_setting_of_trls_config(config, student, data, tmp_path, logged, tiny_model, monkeypatch, form):
     """With a teacher's cache, whose documents must be those that TRL makes. A setting that TRL adds fails here."""
+    monkeypatch.setattr(os, "environ", os.environ)  # map(num_proc=…) leaves a copy, which other libraries do not see
     elsewhere = {"learning_rate", "loss_type", "router_aux_loss_coef"}  # test_same_as_trl.py
     elsewhere |= {"activation_offloading"}  # needs a GPU
     assert elsewhere.union(*SETTINGS.values()) >= set(SFTConfig.__annotations__)

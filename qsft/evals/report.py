@@ -5,6 +5,7 @@ read, so that a file with 24,000 responses opens at once.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
@@ -39,21 +40,23 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Findings:
+class Findings(ABC):
     """Numbers, and the results they are made of; `summary` is what the JSON file holds, str() the Markdown file."""
 
     summary: dict[str, Any]
     results: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    # What a subclass shows: tables in per cent, what their reader should know, figures with their captions.
+    @abstractmethod
     def tables(self) -> list[Table]:
-        raise NotImplementedError
+        """What is shown in numbers, shares in per cent."""
 
+    @abstractmethod
     def notes(self) -> list[str]:
-        raise NotImplementedError
+        """What a reader of the tables should know."""
 
+    @abstractmethod
     def figures(self) -> list[tuple[Any, str]]:
-        raise NotImplementedError
+        """Figures with their captions."""
 
     def __str__(self) -> str:
         return to_markdown(self.tables(), self.notes())

@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from qsft.files import shown
 from qsft.processes import is_main, process_group, world_size
-from qsft.recipe.job import Job, configure
+from qsft.recipe.job import WORLDS, Job, configure
 from qsft.recipe.recipe_file import Recipe
 from qsft.recipe.relaunch import split_words
 from qsft.recipe.trained import record_recipe
@@ -202,6 +202,8 @@ def cache_state(job: Job) -> str:
 def next_steps(job: Job) -> str:
     """Where the model is and how to measure it, by the tasks and the protocol of its recipe where it has them."""
     place = shown(job.recipe.output_dir)
+    if job.settings.dataset in WORLDS:  # it speaks of nothing that a task could ask
+        return f"\nThe model is in {place}. See how it trained with\n  {shlex.join(['qsft', 'explore', 'run', place])}"
     tasks = [] if job.settings.eval_tasks else ["--tasks", "math"]
     return f"\nThe model is in {place}. Evaluate it with\n  {shlex.join(['qsft', 'eval', place, *tasks])}"
 

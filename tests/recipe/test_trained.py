@@ -6,6 +6,7 @@ import pytest
 
 from qsft.recipe.job import configure
 from qsft.recipe.recipe_file import read_recipe
+from qsft.recipe.run_recipe import next_steps
 from qsft.recipe.trained import RECORD, base_words, evaluation_of, record_recipe, student_of
 
 
@@ -61,7 +62,9 @@ def test_the_student_of_a_world_is_recorded_so_that_report_and_compare_know_its_
     from qsft.demo import foundation
 
     monkeypatch.setattr(foundation, "demo_models", lambda seed: (tmp_path / "base", tmp_path / "teacher"))
-    record_recipe(configure(read_recipe("demo", ["--output_dir", str(tmp_path / "run")]), processes=1))
+    job = configure(read_recipe("demo", ["--output_dir", str(tmp_path / "run")]), processes=1)
+    assert "qsft explore run" in next_steps(job)  # no task asks about clocks
+    record_recipe(job)
     record = json.loads((tmp_path / "run" / RECORD).read_text())
     assert base_words(student_of(record), ())[0] == str(tmp_path / "base")
 

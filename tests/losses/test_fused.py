@@ -263,7 +263,7 @@ def test_bad_input_is_refused():
     batch = make_batch(ignored=(0, 1))
     hidden, weight, _ = head_inputs(batch)
     labels = batch.labels.clone()
-    labels[4] = 23
+    labels[2], labels[4] = 0, 23  # the first token of a vocabulary is a label like any other
     with pytest.raises(ValueError, match=r"label 23 at label position 2 .* 23 rows"):
         fused_target_loss(hidden, weight, labels, make_target("sft"))
     labels[4] = -5  # not the mark of an ignored token

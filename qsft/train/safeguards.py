@@ -70,6 +70,17 @@ def refuse_prompt_learning(model: PreTrainedModel | PeftModel, target: Target, t
         )
 
 
+def refuse_penalised_loss(model: PreTrainedModel | PeftModel) -> None:
+    """AdaLoRA adds a penalty to whatever loss the model returns: here a sum over tokens, which is divided later."""
+    weight = getattr(model.active_peft_config, "orth_reg_weight", 0) if isinstance(model, PeftModel) else 0
+    if weight:
+        raise ValueError(
+            f"AdaLoRA adds its penalty (orth_reg_weight={weight}) to the loss that the model returns. Here that is a "
+            "sum over tokens, divided by their number afterwards, so the penalty would count for next to nothing. Use "
+            "LoRA, or orth_reg_weight=0 where PEFT takes it."
+        )
+
+
 def all_of(train: Any, evaluation: Any) -> list[Any]:
     """The data sets of a run: evaluation may be one, a dict of several, or None."""
     return [train, *(evaluation.values() if isinstance(evaluation, dict) else [evaluation])]

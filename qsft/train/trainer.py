@@ -72,6 +72,7 @@ class TargetSFTTrainer(TaughtTrainer):
         safeguards.refuse_streaming(datasets, self.teacher)
         super().__init__(model, args, **kwargs)
         safeguards.refuse_prompt_learning(self.model, self.target, self.teacher)
+        safeguards.refuse_penalised_loss(self.model)
         safeguards.refuse_sharded_head_copy(self.model, self.is_fsdp_enabled)
         safeguards.refuse_parallelism(self.accelerator.parallelism_config, args)
         attach_target_head(self.model, args.head_kernel)

@@ -12,6 +12,7 @@ import tiny
 import torch
 from datasets import Dataset, DatasetDict
 from peft import (
+    AdaLoraConfig,
     IA3Config,
     LoHaConfig,
     LoraConfig,
@@ -303,6 +304,11 @@ def test_other_adapters(trainer, data, tiny_model, logged, kind):
     made.train()
     assert isinstance(made.model, PeftModel)
     assert len(logged(made)) == 2
+
+
+def test_a_penalty_on_the_models_own_loss_is_refused(trainer, data, tiny_model):
+    with pytest.raises(ValueError, match=r"orth_reg_weight=0\.5.*Use LoRA"):
+        trainer(data.completion(), model=get_peft_model(tiny_model(), AdaLoraConfig(total_step=10, **ON_Q)))
 
 
 # ---- logs ----

@@ -24,8 +24,8 @@ def plan(lines: Sequence[dict[str, Any]]) -> Iterator[Run]:
     chosen = picked(lines)
     if chosen is not None:
         yield from ((seed, world, method) for seed in JUDGE for world in JUDGED for method in (chosen, *RIVALS))
-        for seed in (*PICK, *JUDGE):
-            yield from ((seed, world, method) for world in WORLDS for method in METHODS)
+        for worlds in (JUDGED, WORLDS):
+            yield from ((seed, world, method) for seed in (*PICK, *JUDGE) for world in worlds for method in METHODS)
 
 
 def main() -> None:

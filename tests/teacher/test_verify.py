@@ -23,7 +23,7 @@ from qsft.teacher.shards import (
 )
 from qsft.teacher.verify import verify_cache
 
-FLIPS = 40
+FLIPS = 80
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])

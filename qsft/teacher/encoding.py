@@ -107,14 +107,15 @@ class Codec(ABC):
         log_tail = columns.take("<f2", n) if self.version > 1 else None
         if n and int(counts.max()) > self.k:
             raise ValueError(f"a row claims {int(counts.max())} slots, the cache has k={self.k}")
-        ids, logps = self._unpack(columns, counts)
+        live = None if n and int(counts.min()) == self.k else np.arange(self.k) < counts[:, None]
+        ids, logps = self._unpack(columns, n, live)
         if len(columns.left):
             raise ValueError("a document has more bytes than its rows need")
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
+        if ids.size and int(ids.view("<u4").max()) >= self.vocab_size:  # unsigned: below 0 is beyond it too
             raise ValueError(f"a row holds an id outside the vocabulary of {self.vocab_size}")
         if not all(_is_logp(column) for column in (logps, label_logp, log_tail) if column is not None):
             raise ValueError("a row holds a log-prob above 0 or NaN")
-        return Rows(self._pad(ids, counts, 0), self._pad(logps, counts, -np.inf), label_logp, log_tail)
+        return Rows(self._pad(ids, live, 0), self._pad(logps, live, -np.inf), label_logp, log_tail)
 
     def is_implausible(self, rows: Any, size: Any) -> Any:
         """Whether `size` bytes that claim so many rows would make a reader allocate far more than they hold.
@@ -128,15 +129,12 @@ class Codec(ABC):
     def _count(self) -> str:
         return "u1" if self.k < 256 else "<u2"
 
-    def _is_full(self, counts: np.ndarray) -> bool:
-        return bool(len(counts)) and int(counts.min()) == self.k
-
-    def _pad(self, flat: np.ndarray, counts: np.ndarray, empty: float) -> np.ndarray:
+    def _pad(self, flat: np.ndarray, live: np.ndarray | None, empty: float) -> np.ndarray:
         """The flat slots as [n,k]; rows of full length need no scatter."""
-        if self._is_full(counts):
+        if live is None:
             return flat.reshape(-1, self.k)
-        padded = np.full((len(counts), self.k), empty, flat.dtype)
-        padded[np.arange(self.k) < counts[:, None]] = flat
+        padded = np.full(live.shape, empty, flat.dtype)
+        padded[live] = flat
         return padded
 
     @abstractmethod
@@ -144,8 +142,8 @@ class Codec(ABC):
         """The columns that hold the slots of canonical rows."""
 
     @abstractmethod
-    def _unpack(self, columns: "_Columns", counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """ids (int32) and log-probs (fp16) of all live slots, row after row."""
+    def _unpack(self, columns: "_Columns", n: int, live: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """ids (int32) and log-probs (fp16) of all `live` [n,k] slots, row after row; None: all of them are."""
 
 
 class Exact(Codec):
@@ -154,8 +152,8 @@ class Exact(Codec):
     def _pack(self, rows: Rows, live: np.ndarray) -> list[np.ndarray]:
         return [rows.ids[live].astype("<i4"), rows.logps[live].astype("<f2")]
 
-    def _unpack(self, columns: "_Columns", counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        slots = int(counts.sum())
+    def _unpack(self, columns: "_Columns", n: int, live: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        slots = n * self.k if live is None else int(live.sum())
         return columns.take("<i4", slots), columns.take("<f2", slots)
 
 
@@ -169,22 +167,20 @@ class Compact(Codec):
         levels = level[:, 1:][live[:, 1:]].astype(np.uint8)
         return [top[:, 0].astype("<f2"), width.astype("<f2"), *_split_bits(rows.ids[live], self._bits), levels]
 
-    def _unpack(self, columns: "_Columns", counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        n, slots = len(counts), int(counts.sum())
+    def _unpack(self, columns: "_Columns", n: int, live: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         top, width = columns.take("<f2", n).astype(np.float32), columns.take("<f2", n).astype(np.float32)
-        ids = _join_bits(columns, slots, self._bits)
-        levels = columns.take("u1", slots - int((counts > 0).sum()))
+        ids = _join_bits(columns, n * self.k if live is None else int(live.sum()), self._bits)
         logps = np.zeros((n, self.k), np.float32)
-        if self._is_full(counts):
-            logps[:, 1:] = levels.reshape(n, -1)
+        if live is None:
+            logps[:, 1:] = columns.take("u1", len(ids) - n).reshape(n, -1)
         else:
-            logps[:, 1:][np.arange(1, self.k) < counts[:, None]] = levels
+            logps[:, 1:][live[:, 1:]] = columns.take("u1", len(ids) - int(live[:, 0].sum()))
         logps *= -(width / LEVELS)[:, None]
         logps += top[:, None]
-        np.maximum(logps, LOWEST, out=logps)
-        if not self._is_full(counts):
-            logps = logps[np.arange(self.k) < counts[:, None]]
-        return ids, torch.from_numpy(logps.reshape(-1)).half().numpy()  # numpy rounds the same, six times slower
+        if n and float((top - width).min()) < LOWEST:  # hardly ever: a pass over all slots saved
+            np.maximum(logps, LOWEST, out=logps)
+        slots = logps.reshape(-1) if live is None else logps[live]
+        return ids, torch.from_numpy(slots).half().numpy()  # numpy rounds the same, six times slower
 
     @property
     def _bits(self) -> int:
@@ -247,29 +243,34 @@ def _join_bits(columns: "_Columns", count: int, bits: int) -> np.ndarray:
         parts[:, :low] = whole.reshape(count, low)
         ids = parts.view("<i4")[:, 0]
     if high:
-        ids |= _high_bits(columns.take("u1", -(-count * high // 8)), count, high) << np.int32(8 * low)
+        rest = _high_bits(columns.take("u1", -(-count * high // 8)), count, high).astype(np.int32)
+        rest <<= np.int32(8 * low)
+        ids |= rest
     return ids
 
 
 def _high_bits(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """`count` numbers of `bits` bits each (lowest first, from a byte's highest bit on), as int32."""
+    """`count` numbers of `bits` bits each (lowest first, from a byte's highest bit on), as uint8."""
     if 8 % bits == 0:  # a byte holds whole numbers: look them up
-        return _byte_table(bits)[packed].reshape(-1)[:count]
-    planes = np.unpackbits(packed, count=count * bits).reshape(count, bits)
-    return (planes.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(axis=1, dtype=np.int32)
+        return _byte_table(bits).take(packed).view(np.uint8)[:count]
+    return _numbers(np.unpackbits(packed, count=count * bits).reshape(count, bits))
 
 
 @cache
 def _byte_table(bits: int) -> np.ndarray:
-    """The 8/bits numbers that each of the 256 bytes holds."""
-    planes = np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(256, -1, bits)
-    return (planes.astype(np.int32) << np.arange(bits, dtype=np.int32)).sum(axis=2, dtype=np.int32)
+    """The 8/bits numbers that each of the 256 bytes holds: as bytes, in one word that is looked up at once."""
+    return _numbers(np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(-1, bits)).view(f"u{8 // bits}")
+
+
+def _numbers(planes: np.ndarray) -> np.ndarray:
+    """The numbers whose bits [n,bits] are given, lowest first."""
+    return (planes << np.arange(planes.shape[1], dtype=np.uint8)).sum(axis=1, dtype=np.uint8)
 
 
 def _is_logp(half: np.ndarray) -> bool:
     """Whether all fp16 values are ≤ 0 and none is NaN, told by their bits: numpy compares halves slowly."""
     bits = half.view(np.int16)  # 0 is +0, −32768 is −0, −1024 is −inf; above it come NaN and what is positive
-    return not ((bits > -1024) & (bits != 0)).any()
+    return bool(bits.max(initial=-1024) == -1024) or not ((bits > -1024) & (bits != 0)).any()
 
 
 class _Columns:

@@ -119,7 +119,7 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
                 timed(lambda data=data: build_cache(data, model, tempfile.mkdtemp(dir=folder), **options))[0]
                 for data in (short, rows)
             )
-            return spent - start, start
+            return spent, start
 
         calls: dict[str, Callable[[], tuple[float, float]]] = {
             "bare forward (all logits)": lambda: (timed(lambda: bare_forward(model, plan))[0], 0.0),
@@ -130,16 +130,18 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
         }
         turns = [{name: call() for name, call in calls.items()} for _ in range(rounds + 1)][1:]  # the first warms up
     bare, least = list(calls)[:2]
+    starts = {name: statistics.median(turn[name][1] for turn in turns) for name in calls}
+    spent = [{name: turn[name][0] - starts[name] for name in calls} for turn in turns]  # a start's own noise left out
     table = {}
     for name in calls:
-        shares = sorted(turn[least][0] / turn[name][0] for turn in turns)
+        shares = sorted(turn[least] / turn[name] for turn in spent)
         table[name] = {
-            "label tokens/s": tokens / statistics.median(turn[name][0] for turn in turns),
-            "share of bare forward": statistics.median(turn[bare][0] / turn[name][0] for turn in turns),
+            "label tokens/s": tokens / statistics.median(turn[name] for turn in spent),
+            "share of bare forward": statistics.median(turn[bare] / turn[name] for turn in spent),
             "share of least": statistics.median(shares),
             "lowest": shares[0],
             "highest": shares[-1],
-            "start, s": statistics.median(turn[name][1] for turn in turns),
+            "start, s": starts[name],
         }
     return table
 

@@ -171,8 +171,7 @@ def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], I
     """
     n, size = logits.shape
     if size < 4 * k * STRIPES:
-        plain = logits.topk(k, dim=-1)
-        return plain.values, plain.indices
+        return logits.topk(k, dim=-1)
     width = size // STRIPES
     body = width * STRIPES
     _, columns = top_k(logits[:, :body].view(n, STRIPES, width).amax(dim=1), k)

@@ -170,6 +170,16 @@ def test_only_label_positions_reach_the_head(batch, monkeypatch):
     assert seen == [(data["labels"][:, 1:] != -100).sum()]
 
 
+@pytest.mark.parametrize(("family", "asked"), [("qwen2", False), ("mixtral", True)])
+def test_only_a_mixture_of_experts_is_asked_for_its_router(family, asked, batch):
+    data, _ = batch
+    model, calls = FAMILIES[family](), []
+    attach_target_head(model)
+    model.model.register_forward_pre_hook(lambda module, args, kwargs: calls.append(kwargs), with_kwargs=True)
+    model(**data, target=make_target("sft"))
+    assert [bool(kwargs.get("output_router_logits")) for kwargs in calls] == [asked]
+
+
 def test_lora_trains_adapters_only_and_never_the_head(batch):
     data, extra = batch
     model = get_peft_model(FAMILIES["qwen2"](), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))

@@ -206,6 +206,12 @@ def test_what_is_left_of_one_is_exact_where_the_model_is_almost_sure():
     assert make_target("target").trust.rest(view).item() == pytest.approx(1e-9)
 
 
+def test_trust_never_exceeds_one_where_the_student_knows_nothing():
+    sizes = range(2, 200)
+    gammas = [make_target("eaft", k=k)(TokenView.of(torch.zeros(1, k), torch.tensor([0]))).gamma.item() for k in sizes]
+    assert max(gammas) == 1.0 and min(gammas) == pytest.approx(1.0)  # unclamped, rounding gives 1.0000001 for some k
+
+
 def test_thresholds_keep_what_equals_them():
     view = TokenView.of(torch.zeros(1, 4), torch.tensor([1]), side=SideInputs(old_logp=torch.tensor([0.125]).log()))
     below = make_target("beyond_log", alpha=0.0, tau=0.25, keep="below")(view)

@@ -9,8 +9,8 @@ from cases import make_batch, targets
 
 from qsft import TARGETS, LossTarget, SideInputs, Target, make_target, target_loss
 from qsft.targets import table
-from qsft.targets.residual import SelfPrior
-from qsft.targets.trust import Constant
+from qsft.targets.residual import SelfPrior, Tempered
+from qsft.targets.trust import Constant, Entropy
 from qsft.targets.view import TokenView
 
 
@@ -142,3 +142,32 @@ def test_an_own_loss_is_reported_without_a_graph():
     view = TokenView.of(torch.randn(3, 5), torch.tensor([0, 1, 2]))
     mixture = LossTarget(lambda z, y: torch.nn.functional.cross_entropy(z, y, reduction="none"))(view)
     assert not mixture.value.requires_grad
+
+
+PUBLISHED_DEFAULTS = {
+    "beyond_log": {"alpha": 0.5, "tau": None, "keep": "above"},
+    "profit": {"tau": 0.1},
+    "eaft": {"k": 20, "alpha": 1.0},
+    "iw_sft": {"clip": 16.0, "ratio": "mean"},
+    "psft": {"eps": 0.28},
+    "label_smoothing": {"lam": 0.1},
+    "sft_kl": {"lam": 0.1, "tail": "ghost"},
+    "asft": {"lam": 0.1, "tail": "ghost"},
+    "gem": {"beta": 0.7, "link": "linear"},
+    "kd": {"tail": "drop", "temperature": 1.0},
+    "kd_hybrid": {"c": 0.8, "tail": "drop", "temperature": 1.0},
+    "target": {"eta": 0.5, "tail": "drop", "form": "geometric"},
+    "target_constant": {"c": 1.0, "eta": 0.5, "tail": "drop", "form": "geometric"},
+    "target_mixture": {"c": 0.5, "eta": 0.5, "tail": "drop", "form": "geometric"},
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_hyper_parameters_default_to_those_the_methods_were_published_with(name):
+    # A changed default changes every run that names the row alone, and nothing else would notice.
+    assert make_target(name) == make_target(name, **PUBLISHED_DEFAULTS.get(name, {}))
+
+
+def test_a_part_used_on_its_own_has_the_defaults_of_its_row():
+    assert make_target("eaft").trust == Entropy()
+    assert make_target("gem").residual == Tempered()

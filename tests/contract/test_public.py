@@ -97,13 +97,6 @@ def test_a_misspelt_command_is_suggested(capsys):
     assert "there is no command 'trian'. Did you mean `qsft train`?" in capsys.readouterr().err
 
 
-def test_help_keeps_the_lines_of_a_list(capsys):
-    with pytest.raises(SystemExit):
-        main(["curate", "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.startswith(("  rft ", "  star "))] == ["rft", "star"]
-
-
 def test_the_table_of_targets_keeps_its_brackets(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     assert main(["targets"]) == 0

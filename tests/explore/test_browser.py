@@ -201,8 +201,15 @@ def test_the_threshold_moves_shares_and_lines(browser, alignment):
 
 
 @pytest.mark.parametrize("name", ["targets", "tokens", "alignment", "run"])
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (1280, False),
+        (400, True),
+        pytest.param(1280, True, marks=pytest.mark.slow),
+        pytest.param(400, False, marks=pytest.mark.slow),
+    ],
+)
 def test_every_page_fits_its_window_and_asks_the_network_for_nothing(browser, request, name, width, dark):
     path = request.getfixturevalue(name)
     assert path.stat().st_size < 6e6

@@ -286,6 +286,7 @@ def test_ctrl_c_in_a_terminal(tiny_run):
     assert list((tiny.folder / "run").glob("checkpoint-*/trainer_state.json"))
 
 
+@pytest.mark.slow  # losses of two processes: tests/distributed; signals: above
 @pytest.mark.distributed
 def test_two_processes_do_what_one_does_and_end_well_on_ctrl_c(tiny_run):
     tiny = tiny_run("numina")

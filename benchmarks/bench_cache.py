@@ -29,7 +29,6 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.measure import DEVICE, GPU, print_table, wait_for_device, write_json
 from qsft.teacher import capture, live, pipeline
-from qsft.teacher.batches import Plan, plan_capture
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents, document_key
 from qsft.teacher.encoding import ENCODINGS, Rows, canonical, truncate
@@ -37,7 +36,7 @@ from qsft.teacher.identity import Identity
 from qsft.teacher.live import logit_tiles, predicting_states
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import create_manifest
-from qsft.teacher.pipeline import ShardWriter, pad_documents
+from qsft.teacher.pipeline import Plan, ShardWriter, pad_documents
 from qsft.teacher.shards import VERSION, Draft, Facts, encoding_kl
 
 K, VOCABULARY = 64, 151_936
@@ -76,7 +75,7 @@ def documents(count: int, longest: int) -> list[dict[str, list[int]]]:
 def padded(plan: Plan) -> Iterator[dict[str, torch.Tensor]]:
     """The batches of the plan, where the teacher is."""
     for batch in plan.batches:
-        inputs = pad_documents([plan.tokens(place) for place in batch])
+        inputs = pad_documents([plan.documents.tokens(int(plan.index[place])) for place in batch])
         yield {name: tensor.to(DEVICE) for name, tensor in inputs.items()}
 
 
@@ -101,7 +100,7 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
     data, model, words = documents(count, longest), teacher(), tokenizer()
     short = [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}]
     plan, tokens = (
-        plan_capture(Documents(data), BATCH_TOKENS),
+        Plan(Documents(data), BATCH_TOKENS),
         sum(len(d["labels"]) - len(d["labels"]) // 2 for d in data),
     )
     unpacked, packed = Dataset.from_list(data), pack(data)

@@ -143,7 +143,7 @@ def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file; a ValueError names the file, what is wrong with it and `remedy`."""
-    return _object(path.read_bytes(), shown(path), (), remedy)
+    return json_object(path.read_bytes(), shown(path), remedy)
 
 
 def read_lines(path: Path, *, keys: Collection[str] = (), remedy: str = "Delete the line.") -> Iterator[dict[str, Any]]:
@@ -151,7 +151,7 @@ def read_lines(path: Path, *, keys: Collection[str] = (), remedy: str = "Delete 
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield _object(line, f"{shown(path)}:{number}", keys, remedy)
+                yield json_object(line, f"{shown(path)}:{number}", remedy, keys)
 
 
 def cut_torn_line(path: Path) -> None:
@@ -167,22 +167,19 @@ def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def _object(content: bytes, where: str, keys: Collection[str], remedy: str) -> dict[str, Any]:
-    def broken(why: str) -> ValueError:
-        return ValueError(f"{where}: {why}. {remedy}")
-
+def json_object(content: bytes, where: str, remedy: str, keys: Collection[str] = ()) -> dict[str, Any]:
+    """The JSON object with these `keys` that is written in `content`; a ValueError says `where` it is none."""
     try:
         value = json.loads(content.decode())
-    except UnicodeDecodeError as error:
-        raise broken("not UTF-8 text") from error
-    except (ValueError, RecursionError) as error:
-        raise broken("not valid JSON") from error
-    if not isinstance(value, dict):
-        raise broken(f"not a JSON object but {type(value).__name__}")
-    missing = [key for key in keys if key not in value]
-    if missing:
-        raise broken(f"the key {missing[0]!r} is missing")
-    return value
+        missing = [key for key in keys if key not in value] if isinstance(value, dict) else []
+        if isinstance(value, dict) and not missing:
+            return value
+        why = f"the key {missing[0]!r} is missing" if missing else f"not a JSON object but {type(value).__name__}"
+    except UnicodeDecodeError:
+        why = "not UTF-8 text"
+    except (ValueError, RecursionError):
+        why = "not valid JSON"
+    raise ValueError(f"{where}: {why}. {remedy}")
 
 
 def _finite(content: Any) -> Any:

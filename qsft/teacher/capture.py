@@ -19,24 +19,13 @@ from qsft.files import NoSpace, make_directory, probe, publish, shown
 from qsft.losses.self_check import evaluating
 from qsft.processes import is_main
 from qsft.progress import Progress
-from qsft.teacher.batches import MEETING_SECONDS, Plan, plan_capture, require_shared, wait_for_others
 from qsft.teacher.documents import Documents
 from qsft.teacher.encoding import Rows, row_bytes
-from qsft.teacher.identity import (
-    VOCABULARY,
-    Identity,
-    Vocabulary,
-    check_settings,
-    refuse_other_settings,
-    refuse_other_teacher,
-    refuse_other_tokenizer,
-    shared_evidence,
-    teacher_difference,
-)
+from qsft.teacher.identity import VOCABULARY, Identity, Vocabulary, check_settings
 from qsft.teacher.live import check_teacher_head, input_device, teacher_rows
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import create_manifest, recover_manifest, refresh_manifest, remember
-from qsft.teacher.pipeline import Computed, Pace, ShardWriter, ready_batches
+from qsft.teacher.pipeline import Pace, Plan, ShardWriter, ready_batches, require_shared, wait_for_others
 from qsft.teacher.shards import VERSION
 from qsft.teacher.source import TeacherSource, dtype_name, head_rows
 
@@ -82,31 +71,34 @@ def build_cache(
     settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k} | source.asked_dtype
     vocabulary = Vocabulary.of(tokenizer)
     make_directory(path, WHAT)
-    cache = _open_matching(path, source, vocabulary, settings)
+    cache = _existing(path, source, vocabulary, settings)
     if cache is not None and cache.is_complete(documents):
         return _finished(path, vocabulary, say=progress)
-    plan = plan_capture(documents, batch_tokens)
-    missing = plan.missing(cache)
+    plan = Plan(documents, batch_tokens)
+    missing = np.ones(len(plan.keys), bool) if cache is None else cache.absent(plan.keys)
     if missing.any():
-        _refuse_old_version(cache)
+        if cache is not None and cache.manifest.version != VERSION:
+            raise ValueError(
+                f"the teacher cache {path} has format version {cache.manifest.version}: it is read, but documents are "
+                f"added in version {VERSION} only, which stores the tail. Give a new directory, or delete this one."
+            )
         probe(path, WHAT)
-        require_shared(path, min(patience, MEETING_SECONDS))
+        require_shared(path, patience)
         shared = source.refuse_other_tokenizer(vocabulary)
-        model = source.load()
-        identity = _claim(path, source, model, vocabulary, settings)
-        shared = min(shared, refuse_other_tokenizer(path, identity, vocabulary, "the tokenizer of the data"))
+        identity = _claim(path, source, vocabulary, settings)
+        shared = min(shared, identity.refuse_other_tokenizer(path, vocabulary, "the tokenizer of the data"))
         plan.check_ids(identity.vocab_size, shared if shared < vocabulary.size else identity.vocab_size)
-        Capture(model, identity, path, plan, missing).run(shard_bytes, progress)
+        Capture(source.load(), identity, path, plan, missing).run(shard_bytes, progress)
         wait_for_others(path, {key.tobytes() for key in plan.keys[missing]}, patience)
     cache = _finished(path, vocabulary, say=progress and not missing.any())
     remember(path, documents, cache.shard_names)
     return cache
 
 
-def _open_matching(
+def _existing(
     path: Path, source: TeacherSource, vocabulary: Vocabulary, settings: dict[str, Any]
 ) -> TeacherCache | None:
-    """The cache that is there already, if this capture may continue it."""
+    """The cache that is there already; ValueError when this capture may not continue it."""
     if not recover_manifest(path):
         if (path / "config.json").is_file():
             raise ValueError(
@@ -116,35 +108,23 @@ def _open_matching(
         return None
     cache = TeacherCache(path)
     identity = cache.manifest.identity
-    refuse_other_settings(identity, path, **settings | {"k": min(settings["k"], identity.vocab_size)})
-    refuse_other_tokenizer(path, identity, vocabulary, "the tokenizer of the data")
-    given = source.describe()
-    evidence = shared_evidence(identity.teacher, given)
-    if evidence == "name" or (evidence == "revision" and teacher_difference(identity.teacher, given)):
-        source.load()  # a model object and its files have different names, a commit may change the README only
-    refuse_other_teacher(identity.teacher, source.describe(), path)
+    identity.refuse_other_settings(path, **settings | {"k": min(settings["k"], identity.vocab_size)})
+    identity.refuse_other_tokenizer(path, vocabulary, "the tokenizer of the data")
+    if identity.is_undecided(source.describe()):
+        source.load()
+    identity.refuse_other_teacher(path, source.describe())
     return cache
 
 
-def _refuse_old_version(cache: TeacherCache | None) -> None:
-    if cache is not None and cache.manifest.version != VERSION:
-        raise ValueError(
-            f"the teacher cache {cache.path} has format version {cache.manifest.version}: it is read, but documents "
-            f"are added in version {VERSION} only, which stores the tail. Give a new directory, or delete this one."
-        )
-
-
-def _claim(
-    path: Path, source: TeacherSource, model: nn.Module, vocabulary: Vocabulary, settings: dict[str, Any]
-) -> Identity:
+def _claim(path: Path, source: TeacherSource, vocabulary: Vocabulary, settings: dict[str, Any]) -> Identity:
     """The identity under which this capture writes: its own in a new directory, else the one that is there."""
-    vocab_size = head_rows(model)
-    given = {"vocab_size": vocab_size, "dtype": dtype_name(next(model.parameters()).dtype)}
-    settings = settings | given | {"k": min(settings["k"], vocab_size)}
+    model = source.load()
+    vocab_size, dtype = head_rows(model), dtype_name(next(model.parameters()).dtype)
+    settings = settings | {"vocab_size": vocab_size, "dtype": dtype, "k": min(settings["k"], vocab_size)}
     own = Identity(teacher=source.describe(), tokenizer=vocabulary.about, **settings)
     identity = create_manifest(path, own).identity
-    refuse_other_settings(identity, path, **settings)
-    refuse_other_teacher(identity.teacher, own.teacher, path)
+    identity.refuse_other_settings(path, **settings)
+    identity.refuse_other_teacher(path, own.teacher)
     _keep_vocabulary(path, vocabulary)
     return identity
 
@@ -182,18 +162,18 @@ class Capture:
                 bar.text += f"; {pace.split(bar.seconds)}"
                 pace.advise(bar.seconds, finished=True)
         except NoSpace as error:
-            left = self._bytes_needed(self.plan.missing(TeacherCache(self.path)))
+            left = self._bytes_needed(TeacherCache(self.path).absent(self.plan.keys))
             raise NoSpace(f"{error} In all about {left / 1e6:,.1f} MB are still to be written.") from error
 
     def _compute(self, batches: list[np.ndarray], writer: ShardWriter, bar: Progress, pace: Pace) -> None:
         """Batches through the teacher, a document per row: positions count from its first token."""
         device, tokens = input_device(self.model), 0
-        for number, (batch, (documents, padded)) in enumerate(ready_batches(self.plan, batches, pace)):
+        for batch, documents, padded in ready_batches(self.plan, batches, pace):
             inputs = {name: tensor.to(device) for name, tensor in padded.items()}
-            if number == 0:
+            if not tokens:
                 check_teacher_head(self.model, **{name: inputs[name] for name in ("input_ids", "attention_mask")})
             keys, counts = [key.tobytes() for key in self.plan.keys[batch]], self.plan.labels[batch].tolist()
-            writer.put(Computed(self._rows(inputs), keys, documents, counts))
+            writer.put(self._rows(inputs), keys, documents, counts)
             tokens += sum(counts)
             rate = f"{bar.per_second(tokens):,.0f} label tokens/s, {writer.bytes_written / 1e6:,.1f} MB"
             bar.advance(len(batch), rate)
@@ -229,7 +209,6 @@ class Capture:
         return float(self.plan.labels[missing].sum() * per_row)
 
     def _require_space(self) -> None:
-        """NoSpace before the first batch when the disk cannot hold what is missing."""
         needed, free = self._bytes_needed(self.missing), shutil.disk_usage(self.path).free
         if needed <= free:
             return

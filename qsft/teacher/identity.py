@@ -47,35 +47,57 @@ class Identity:
 
     @classmethod
     def read(cls, values: object) -> "Identity":
-        """The identity of a manifest; ValueError for a missing or impossible value."""
         names = {field.name for field in fields(cls)}
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError(f"its identity does not consist of {', '.join(sorted(names))}")
         return cls(**values)
 
     def codec(self, version: int) -> Codec:
-        """Encoder and decoder of the cache's payloads in a version of the format."""
         return ENCODINGS[self.encoding](self.k, self.vocab_size, version)
+
+    def refuse_other_settings(self, path: Path, **wanted: object) -> None:
+        pairs = [(name, getattr(self, name), value) for name, value in wanted.items()]
+        differing = [f"{name} is {held!r}, not {value!r}" for name, held, value in pairs if held != value]
+        if differing:
+            raise ValueError(
+                f"the teacher cache {path} was made with other settings: {'; '.join(differing)}. "
+                "Ask for what the cache holds, or give a new directory for the new settings."
+            )
+
+    def is_undecided(self, given: dict[str, Any]) -> bool:
+        """Whether only the weights can tell if `given` is the cache's teacher.
+
+        A model object and its files have different names; a commit may change the README only.
+        """
+        evidence = shared_evidence(self.teacher, given)
+        return evidence == "name" or (evidence == "revision" and bool(teacher_difference(self.teacher, given)))
+
+    def refuse_other_teacher(self, path: Path, given: dict[str, Any]) -> None:
+        difference = teacher_difference(self.teacher, given)
+        if difference:
+            raise ValueError(
+                f"the teacher cache {path} holds the distributions of {difference}. "
+                "Give a new directory for the new teacher; two teachers never share a cache."
+            )
+
+    def refuse_other_tokenizer(self, path: Path, given: "Vocabulary", whose: str) -> int:
+        """How many ids `given` and the cache's tokenizer share; ValueError that names the first that differs."""
+        if self.tokenizer.get("digest") == given.about["digest"]:
+            return given.size
+        known = path / VOCABULARY
+        return given.shared_with(
+            known.read_bytes() if known.is_file() else b"",
+            f"{whose} is not the one the teacher cache {path} was made with",
+            "use a student that shares the teacher's tokenizer, or build another cache in a new directory.",
+        )
 
 
 def check_settings(k: object, encoding: object, top_p: object, min_k: object) -> None:
-    """ValueError for settings no cache can have."""
     _require(_is_int(k, 1, LARGEST_K), f"k={k!r} (1 to {LARGEST_K:,})")
     _require(_is_int(min_k, 1, k), f"min_k={min_k!r} with k={k} (1 to k)")  # type: ignore[arg-type]
     _require(isinstance(encoding, str) and encoding in ENCODINGS, f"encoding={encoding!r} ({' or '.join(ENCODINGS)})")
     is_share = type(top_p) in (int, float) and 0 < top_p <= 1  # type: ignore[operator]
     _require(top_p is None or is_share, f"top_p={top_p!r} (above 0, at most 1)")
-
-
-def refuse_other_settings(cache: Identity, path: Path, **wanted: object) -> None:
-    """ValueError that lists every setting (k, encoding, ...) in which a capture differs from the cache."""
-    differing = {name: value for name, value in wanted.items() if getattr(cache, name) != value}
-    if differing:
-        lines = "; ".join(f"{name} is {getattr(cache, name)!r}, not {value!r}" for name, value in differing.items())
-        raise ValueError(
-            f"the teacher cache {path} was made with other settings: {lines}. "
-            "Ask for what the cache holds, or give a new directory for the new settings."
-        )
 
 
 def teacher_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
@@ -99,20 +121,9 @@ def teacher_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | N
 
 def shared_evidence(cached: dict[str, Any], given: dict[str, Any]) -> str:
     """What is known of both teachers and decides whether they are one."""
-    kinds: tuple[str, ...] = ("weights", "files", "revision")
-    if "config" not in cached:
-        kinds = kinds[1:]  # version 1 of the format knew samples of the weights only
+    sampled = "config" not in cached  # version 1 of the format knew samples of the weights only
+    kinds = ("files", "revision") if sampled else ("weights", "files", "revision")
     return next((name for name in kinds if cached.get(name) and given.get(name)), "name")
-
-
-def refuse_other_teacher(cached: dict[str, Any], given: dict[str, Any], path: Path) -> None:
-    """ValueError when the cache holds another teacher's distributions."""
-    difference = teacher_difference(cached, given)
-    if difference:
-        raise ValueError(
-            f"the teacher cache {path} holds the distributions of {difference}. "
-            "Give a new directory for the new teacher; two teachers never share a cache."
-        )
 
 
 class Vocabulary(NamedTuple):
@@ -159,20 +170,7 @@ class Vocabulary(NamedTuple):
         )
 
 
-def refuse_other_tokenizer(directory: Path, identity: Identity, given: Vocabulary, whose: str) -> int:
-    """How many ids `given` and the cache's tokenizer have in common; ValueError that names the first that differs."""
-    if identity.tokenizer.get("digest") == given.about["digest"]:
-        return given.size
-    known = directory / VOCABULARY
-    return given.shared_with(
-        known.read_bytes() if known.is_file() else b"",
-        f"{whose} is not the one the teacher cache {directory} was made with",
-        "use a student that shares the teacher's tokenizer, or build another cache in a new directory.",
-    )
-
-
 def refuse_small_head(rows: int, words: int, whose: str) -> None:
-    """ValueError when a model's head has no row for some of the tokenizer's words."""
     if rows < words:
         raise ValueError(
             f"the head of {whose} has {rows} rows, but the tokenizer has {words} tokens: they do not belong together. "

@@ -6,6 +6,7 @@ or the packing. Row t describes the distribution of token t given the tokens bef
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import torch
 from qsft.targets.view import TopK
 from qsft.teacher.documents import Documents, Tokens, document_key, label_positions
 from qsft.teacher.encoding import Rows
-from qsft.teacher.identity import Vocabulary, refuse_other_tokenizer, refuse_small_head
+from qsft.teacher.identity import Vocabulary, refuse_small_head
 from qsft.teacher.manifest import is_complete, read_manifest, remember
 from qsft.teacher.shards import Shard, published
 
@@ -36,8 +37,11 @@ class TeacherCache:
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
         self.manifest.check_sizes(self.path)
-        self._codec = self.manifest.identity.codec(self.manifest.version)
-        self.shards = [self._open(shard) for shard in published(self.path)]
+        self._codec, identity = self.manifest.identity.codec(self.manifest.version), asdict(self.manifest.identity)
+        self.shards = [Shard(path) for path in published(self.path)]
+        for shard in self.shards:
+            shard.refuse_foreign(self.manifest.version, identity)
+            shard.check_sizes(self._codec)
         keys = _comparable(np.concatenate([np.zeros((0, 16), np.uint8), *(shard.keys for shard in self.shards)]))
         counts = np.array([len(shard) for shard in self.shards], np.int64)
         order = np.argsort(keys, kind="stable")  # of two copies of a document the first one is read
@@ -141,7 +145,7 @@ class TeacherCache:
         words = min(identity.tokenizer["tokens"], self.vocab_size)
         if tokenizer is not None:
             vocabulary = Vocabulary.of(tokenizer)
-            refuse_other_tokenizer(self.path, identity, vocabulary, "the student's tokenizer")
+            identity.refuse_other_tokenizer(self.path, vocabulary, "the student's tokenizer")
             words = min(words, vocabulary.words)
         if vocab_size is not None:
             refuse_small_head(vocab_size, words, f"the student for the teacher cache {self.path}")
@@ -155,12 +159,6 @@ class TeacherCache:
     def samples(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """The few (input_ids, labels) that the shards keep whole, to check against a teacher."""
         return [document for shard in self.shards for document in shard.sample()]
-
-    def _open(self, path: Path) -> Shard:
-        shard = Shard(path)
-        self.manifest.refuse_foreign(shard)
-        shard.check_sizes(self._codec)
-        return shard
 
     def _place(self, key: bytes) -> int:
         return int(self._places(np.frombuffer(key, np.uint8)[None])[0])

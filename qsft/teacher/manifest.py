@@ -14,27 +14,16 @@ import platform
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from qsft.files import publish
+from qsft.files import json_object, publish
 from qsft.fingerprints import digest
 from qsft.processes import is_main
 from qsft.teacher.documents import Documents
 from qsft.teacher.identity import Identity
-from qsft.teacher.shards import (
-    NAME,
-    READ_VERSIONS,
-    VERSION,
-    Facts,
-    Shard,
-    UnusableShard,
-    damaged,
-    published,
-    shard_name,
-)
+from qsft.teacher.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, damaged, published
 
 MANIFEST, REMEMBERED = "manifest.json", "complete.json"
 FORMAT = "qsft teacher cache"
@@ -58,11 +47,9 @@ class Manifest:
     version: int = VERSION
 
     def render(self) -> bytes:
-        """The bytes of manifest.json."""
         return _sealed({"format": FORMAT, "version": self.version} | asdict(self))
 
     def check_sizes(self, directory: Path) -> None:
-        """DamagedShard when a listed shard is gone or has another size."""
         for name, entry in self.shards.items():
             path = directory / name
             if not path.is_file():
@@ -70,29 +57,16 @@ class Manifest:
             if path.stat().st_size != entry["bytes"]:
                 raise damaged(path, f"it has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
 
-    def refuse_foreign(self, shard: Shard) -> None:
-        """UnusableShard for a shard of another cache, which --drop must not remove."""
-        if (shard.version, shard.identity) != (self.version, asdict(self.identity)):
-            raise UnusableShard(
-                f"{shard_name(shard.path)} is sound, but {MANIFEST} describes another capture (teacher, k, encoding or "
-                "version). One of the two is out of place, so `qsft cache verify --drop` removes neither: move the "
-                f"shard to the cache it came from, or {MANIFEST} away, which is then written anew from the shards."
-            )
-
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a cache, or a ValueError that says why it is none."""
     path = directory / MANIFEST
     if not path.is_file():
         raise ValueError(f"{directory} is not a teacher cache: it has no {MANIFEST}. `qsft cache build` makes one.")
     if path.stat().st_size > LARGEST_BYTES:
         raise ValueError(f"{path} is larger than a manifest can be ({path.stat().st_size} bytes).")
     raw = path.read_bytes()
-    try:
-        content = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}). {LOST_MANIFEST}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    content = json_object(raw, str(path), remedy=LOST_MANIFEST)
+    if content.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe a {FORMAT}.")
     if content.get("version") not in READ_VERSIONS or type(content["version"]) is not int:
         raise ValueError(
@@ -107,8 +81,8 @@ def read_manifest(directory: Path) -> Manifest:
 
 def create_manifest(directory: Path, identity: Identity, version: int = VERSION) -> Manifest:
     """The manifest of a new cache; of captures that start at once exactly one writes it, and all get that one."""
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}}
-    manifest = Manifest(identity, versions, version=version)
+    versions = {name: str(import_module(name).__version__) for name in LIBRARIES}
+    manifest = Manifest(identity, {"python": platform.python_version()} | versions, version=version)
     publish(directory / MANIFEST, manifest.render(), exclusive=True, what="the teacher cache")
     return read_manifest(directory)
 
@@ -154,13 +128,6 @@ def _parse(content: dict[str, Any], path: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be right: {error}. {LOST_MANIFEST}") from error
     return manifest
-
-
-def _version(library: str) -> str:
-    try:
-        return installed(library)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 # ---- complete.json ----

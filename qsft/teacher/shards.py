@@ -43,12 +43,10 @@ class UnusableShard(ValueError):
 
 
 def shard_name(path: Path) -> str:
-    """A shard as errors name it."""
     return f"shard {path.name} of the teacher cache {path.parent}"
 
 
 def damaged(path: Path, why: str) -> DamagedShard:
-    """The error that names the shard and the commands that rebuild it alone."""
     error = DamagedShard(
         f"{shard_name(path)} is damaged: {why}. Run `qsft cache verify "
         f"{path.parent} --drop` to remove it, then the same `qsft cache build`: only what is lost is computed."
@@ -136,7 +134,6 @@ class Draft:
         self.facts += facts
 
     def publish(self, directory: Path, identity: dict[str, Any]) -> Path:
-        """Write the shard into `directory` under the digest of its bytes."""
         header = {"version": VERSION, "identity": identity, "facts": asdict(self.facts)}
         content = save(self._tensors(), {"qsft": json.dumps(header)})
         path = directory / f"{digest(content)}.safetensors"
@@ -222,6 +219,15 @@ class Shard:
             raise damaged(self.path, "its offsets do not cover its payload")
         if (self.rows < 1).any() or (self.rows > lengths).any():
             raise damaged(self.path, "it claims more label positions than it has bytes")
+
+    def refuse_foreign(self, version: int, identity: dict[str, Any]) -> None:
+        """UnusableShard where the cache it lies in has another version or identity."""
+        if (self.version, self.identity) != (version, identity):
+            raise UnusableShard(
+                f"{shard_name(self.path)} is sound, but manifest.json describes another capture (teacher, k, encoding "
+                "or version). One of the two is out of place, so `qsft cache verify --drop` removes neither: move the "
+                "shard to the cache it came from, or manifest.json away, which is then written anew from the shards."
+            )
 
     def check_sizes(self, codec: Codec) -> None:
         """DamagedShard when a document claims so many rows that reading them would exhaust the memory."""

@@ -8,9 +8,10 @@ Every document counts by itself: a few stale ones must not drown in a mean.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice, zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,21 +37,17 @@ Sampled = tuple[np.ndarray, np.ndarray]  # input_ids and labels of a document
 
 @dataclass
 class Verification:
-    """What was read and what is wrong with it: {file: why}, empty when the cache is sound.
-
-    `kept` names the shards among them whose bytes are as written: they are never removed.
-    """
+    """What was read of a cache, and what is wrong with it."""
 
     path: Path
     documents: int = 0
     label_tokens: int = 0
     bytes: int = 0
-    problems: dict[str, str] = field(default_factory=dict)
-    kept: set[str] = field(default_factory=set)
+    problems: dict[str, str] = field(default_factory=dict)  # {file: why}, empty when the cache is sound
+    kept: set[str] = field(default_factory=set)  # shards among them whose bytes are as written: never removed
 
     @property
     def ok(self) -> bool:
-        """Whether every file is what was written."""
         return not self.problems
 
     def drop(self) -> int:
@@ -122,7 +119,10 @@ def _sound_shard(path: Path, manifest: Manifest | None) -> Shard:
         shard.check_sizes(codec)
         for document in range(len(shard)):
             shard.read(document, codec)
-        _check_samples(shard)
+        keys = {key.tobytes() for key in shard.keys}
+        for place, sampled in enumerate(shard.sample()):
+            if document_key(*sampled) not in keys:
+                raise damaged(path, f"its sample document {place} is none of its documents")
     except ValueError as error:
         raise UnusableShard(
             f"{shard_name(path)} has the digest that is its name, so it is as it was written, but no capture wrote it: "
@@ -130,23 +130,14 @@ def _sound_shard(path: Path, manifest: Manifest | None) -> Shard:
             "move it away, then rerun the same `qsft cache build`, which computes its documents anew."
         ) from error
     if manifest is not None:
-        manifest.refuse_foreign(shard)
+        shard.refuse_foreign(manifest.version, asdict(manifest.identity))
     return shard
-
-
-def _check_samples(shard: Shard) -> None:
-    """A document kept whole must be one of the shard's own."""
-    keys = {key.tobytes() for key in shard.keys}
-    for place, document in enumerate(shard.sample()):
-        if document_key(*document) not in keys:
-            raise damaged(shard.path, f"its sample document {place} is none of its documents")
 
 
 # ---- against the teacher ----
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(NamedTuple):
     """Cached rows against the live teacher `shift` positions later: mean KL(cached ‖ live), share of equal top-1."""
 
     shift: int
@@ -163,7 +154,6 @@ class SpotCheck:
     document_kl: list[float]
 
     def differing(self, tolerance: float) -> int:
-        """How many of the sampled documents are not the teacher's own."""
         return sum(not kl <= tolerance for kl in self.document_kl)
 
     def is_aligned(self, tolerance: float) -> bool:
@@ -183,8 +173,7 @@ def sample_documents(cache: TeacherCache, count: int, seed: int = 0) -> list[Sam
     rng = np.random.default_rng(seed)
     shards = [shard.sample() for shard in cache.shards]
     drawn = [[shards[i][j] for j in rng.permutation(len(shards[i]))] for i in rng.permutation(len(shards))]
-    in_turn = (document for document in chain.from_iterable(zip_longest(*drawn)) if document is not None)
-    return [document for document, _ in zip(in_turn, range(count))]
+    return list(islice(filter(None, chain.from_iterable(zip_longest(*drawn))), count))
 
 
 @torch.no_grad()
@@ -221,7 +210,6 @@ def _compare(logps: Tensor, cached: TopK) -> tuple[Tensor, Tensor]:
 
 
 def describe(directory: str | Path) -> str:
-    """Identity and measured facts."""
     cache = TeacherCache(directory)
     identity, teacher = cache.manifest.identity, cache.manifest.identity.teacher
     rows = [
@@ -267,15 +255,13 @@ def verify_values(
     header = ("shift", "KL(cached‖live)", "same top-1", "label tokens")
     rows = ((f"{r.shift:+d}", f"{r.kl:.3g}", f"{r.top1:.1%}", f"{r.label_tokens:,}") for r in check.table)
     lines += _columns([header, *rows])
-    aligned = check.is_aligned(tolerance)
-    said = (
-        f"aligned: shift 0 is the teacher. None of the sample differs, so with {CONFIDENCE:.0%} confidence at most "
-        f"{check.undetected_share:.1%} of all documents do (--sample N looks closer)"
-        if aligned
-        else f"NOT aligned: the cached rows of {check.differing(tolerance)} of {len(documents)} documents are not this "
-        "teacher's at shift 0"
-    )
-    return aligned, "\n".join([*lines, said])
+    if check.is_aligned(tolerance):
+        confident = f"with {CONFIDENCE:.0%} confidence at most {check.undetected_share:.1%} of all documents do"
+        lines.append(f"aligned: shift 0 is the teacher. None of the sample differs, so {confident} (--sample N looks closer)")
+    else:
+        wrong = f"{check.differing(tolerance)} of {len(documents)} documents"
+        lines.append(f"NOT aligned: the cached rows of {wrong} are not this teacher's at shift 0")
+    return check.is_aligned(tolerance), "\n".join(lines)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -16,7 +16,7 @@ from qsft.processes import Group
 from qsft.targets.target import Target
 from qsft.teacher.capture import build_cache
 from qsft.teacher.documents import Documents
-from qsft.teacher.identity import Vocabulary, refuse_other_settings, refuse_small_head
+from qsft.teacher.identity import Vocabulary, refuse_small_head
 from qsft.teacher.live import LiveTeacher, adapter_off, input_device
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
@@ -97,7 +97,7 @@ class RunTeacher:
         cache = TeacherCache(path) if only_read else self.fill(path, documents, tokenizer, args, student)
         cache.check_student(tokenizer, student.config.get_text_config().vocab_size)
         if only_read:
-            refuse_other_settings(cache.manifest.identity, path, **asked_of(cache, args))
+            cache.manifest.identity.refuse_other_settings(path, **asked_of(cache, args))
             refuse_missing(cache, documents, args.teacher_missing)
         return cache
 

@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from qsft.teacher.batches import require_shared
 from qsft.teacher.capture import build_cache
+from qsft.teacher.pipeline import require_shared
 from qsft.teacher.source import TeacherSource, cache_home, default_cache
 
 WHERE = {"k": 8, "encoding": "exact"}

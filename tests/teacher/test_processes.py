@@ -6,7 +6,7 @@ import time
 import pytest
 from datasets import Dataset
 
-from qsft.teacher import batches, capture
+from qsft.teacher import capture, pipeline
 from qsft.teacher.documents import Documents, label_positions
 from qsft.teacher.lookup import TeacherCache
 
@@ -35,23 +35,23 @@ def test_only_what_is_missing_is_computed_and_in_whole_batches(build, documents,
     grown = build([*old, *new])
     assert grown.missing(old + new) == []
     assert sum(computed) == len(new)
-    assert len(computed) <= 2 + len(batches.plan_capture(Documents(new), 128).batches)
+    assert len(computed) <= 2 + len(pipeline.Plan(Documents(new), 128).batches)
 
 
 def test_a_second_launch_in_the_directory_does_not_hide_the_first(launch, tmp_path):
     launch(port=1, rank=0)
-    batches.require_shared(tmp_path, patience=0)
+    pipeline.require_shared(tmp_path, patience=0)
     launch(port=2, rank=0)
-    batches.require_shared(tmp_path, patience=0)
+    pipeline.require_shared(tmp_path, patience=0)
     for port in (1, 2):
         launch(port, rank=3)  # it needed longer to start
-        batches.require_shared(tmp_path, patience=0)
+        pipeline.require_shared(tmp_path, patience=0)
 
 
 def test_what_a_launch_left_is_tidied_after_an_hour(launch, build, documents, tmp_path):
     (tmp_path / "cache").mkdir()
     launch(port=1, rank=0)
-    batches.require_shared(tmp_path / "cache", patience=0)
+    pipeline.require_shared(tmp_path / "cache", patience=0)
     [left] = (tmp_path / "cache").iterdir()
     os.utime(left, (0, 0))
     os.environ["WORLD_SIZE"] = "1"
@@ -73,14 +73,14 @@ def test_waiting_processes_back_off_also_while_shards_arrive(tmp_path, monkeypat
         looks.append(clock[0])
         return [f"shard {second}" for second in range(min(int(clock[0]), 600))]
 
-    monkeypatch.setattr(batches, "published", published)
-    monkeypatch.setattr(batches, "Shard", OneKey)
+    monkeypatch.setattr(pipeline, "published", published)
+    monkeypatch.setattr(pipeline, "Shard", OneKey)
     outstanding = {f"shard {second}".encode() for second in range(600)}
-    batches.wait_for_others(tmp_path, outstanding, patience=30)
+    pipeline.wait_for_others(tmp_path, outstanding, patience=30)
     assert 600 <= clock[0] < 610
     assert len(looks) < 140
     with pytest.raises(ValueError, match=r"1 documents .* did not come from the other processes within 30 s"):
-        batches.wait_for_others(tmp_path, {b"of a dead process"}, patience=30)
+        pipeline.wait_for_others(tmp_path, {b"of a dead process"}, patience=30)
 
 
 @pytest.mark.slow  # that two processes write what one writes is proved by forks in test_capture.py

@@ -69,18 +69,17 @@ class TeacherSource:
 
         That digest reads every value, about a second per gigabyte, once.
         """
-        about: dict[str, Any] = {"name": self.name, "revision": self._revision, "files": [], "weights": None}
-        if self.in_memory:
-            config: Any = self._model.config  # type: ignore[union-attr]
-            about["config_file"] = None
-        else:
-            config = AutoConfig.from_pretrained(self.name, revision=self._revision)
-            about["revision"] = getattr(config, "_commit_hash", None) or self._revision
+        about: dict[str, Any] = {"name": self.name, "revision": self._revision, "files": []}
+        about |= {"weights": None, "config_file": None}
+        config = getattr(self._model, "config", None)
+        if not self.in_memory:
+            found = AutoConfig.from_pretrained(self.name, revision=self._revision)
+            about["revision"] = getattr(found, "_commit_hash", None) or self._revision
             config_file = Path(str(cached_file(self.name, "config.json", revision=self._revision)))
             about["files"] = fingerprints.weight_files(config_file.parent)  # none of a model not yet downloaded
-            overrides = {name: value for name, value in self._model_kwargs.items() if hasattr(config, name)}
+            overrides = {name: value for name, value in self._model_kwargs.items() if hasattr(found, name)}
             about["config_file"] = fingerprints.config_file_digest(config_file, overrides)
-            config = config if self._model is None else self._model.config
+            config = config or found
         about["config"] = fingerprints.config_digest(config)
         if self._model is not None:
             self._weights = self._weights or weights_digest(self._model)
@@ -88,9 +87,7 @@ class TeacherSource:
         return about
 
     def load(self) -> nn.Module:
-        """The teacher in its own dtype unless another was asked for, on its device; a given model stays where it is
-        unless a device was asked for.
-        """
+        """The teacher, in its own dtype and, if it was given as a model, where it is, unless others were asked for."""
         if self._model is None:
             with whole_in_every_process():
                 self._model = AutoModelForCausalLM.from_pretrained(
@@ -148,32 +145,27 @@ def whole_in_every_process() -> Iterator[None]:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Digest of every value of the parameters that take part, at about a second per gigabyte."""
-    return fingerprints.weights_digest(acting_parameters(model))
+    """Digest of every value of the parameters that take part, at about a second per gigabyte.
 
-
-def acting_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters by name; of a PEFT model whose adapters are off those of its base, under the names they had."""
+    Of a PEFT model whose adapters are off these are its base's, under the names they had.
+    """
     off = [module for module in model.modules() if getattr(module, "disable_adapters", False) is True]
     adapters = {name.split(".")[0] for module in off for name in module.adapter_layer_names}  # type: ignore[union-attr]
-    for name, parameter in (base_causal_lm(model) if off else model).named_parameters():
-        path = name.split(".")
-        if not adapters.intersection(path):
-            wrappers = ("base_layer", "original_module") if off else ()
-            yield ".".join(part for part in path if part not in wrappers), parameter
+    named = (base_causal_lm(model) if off else model).named_parameters()
+    acting = [(name, parameter) for name, parameter in named if not adapters.intersection(name.split("."))]
+    if off:
+        acting = [(re.sub(r"\b(base_layer|original_module)\.", "", name), parameter) for name, parameter in acting]
+    return fingerprints.weights_digest(acting)
 
 
 def head_rows(model: Any) -> int:
-    """Rows of a model's output head."""
     causal_lm: Any = base_causal_lm(model)
     return len(causal_lm.get_output_embeddings().weight)
 
 
 def default_device() -> torch.device:
     """This process's accelerator, or the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", local_rank())
-    return torch.device("cpu")
+    return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -196,7 +188,6 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def cache_home() -> Path:
-    """The directory of all caches of this user."""
     for name, below in (("QSFT_CACHE", ""), ("QSFT_HOME", "caches"), ("XDG_CACHE_HOME", "qsft")):
         if os.environ.get(name):
             return Path(os.environ[name], below).expanduser()

@@ -256,12 +256,12 @@ def verify_values(
     rows = ((f"{r.shift:+d}", f"{r.kl:.3g}", f"{r.top1:.1%}", f"{r.label_tokens:,}") for r in check.table)
     lines += _columns([header, *rows])
     if check.is_aligned(tolerance):
-        confident = f"with {CONFIDENCE:.0%} confidence at most {check.undetected_share:.1%} of all documents do"
-        lines.append(f"aligned: shift 0 is the teacher. None of the sample differs, so {confident} (--sample N looks closer)")
+        share = f"with {CONFIDENCE:.0%} confidence at most {check.undetected_share:.1%} of all documents do"
+        said = f"aligned: shift 0 is the teacher. None of the sample differs, so {share} (--sample N looks closer)"
     else:
         wrong = f"{check.differing(tolerance)} of {len(documents)} documents"
-        lines.append(f"NOT aligned: the cached rows of {wrong} are not this teacher's at shift 0")
-    return check.is_aligned(tolerance), "\n".join(lines)
+        said = f"NOT aligned: the cached rows of {wrong} are not this teacher's at shift 0"
+    return check.is_aligned(tolerance), "\n".join([*lines, said])
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,7 +7,7 @@ two fine-tunes share the header but not their values; a model in memory is read 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ _NOT_THE_MODEL = (
 
 
 def digest(content: bytes) -> str:
-    """The digest of some bytes."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -88,14 +87,8 @@ def _sampled_digest(path: Path) -> str:
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
         parts = [file.read(min(header, size))] if path.suffix == ".safetensors" else []
-        for start in _block_starts(size):
-            file.seek(start)
+        count, last = min(BLOCKS, -(-size // BLOCK)), max(size - BLOCK, 0)
+        for i in range(count):
+            file.seek(round(i * last / max(count - 1, 1)))
             parts.append(file.read(BLOCK))
     return digest(b"".join(parts))
-
-
-def _block_starts(size: int) -> Iterator[int]:
-    """The starts of up to BLOCKS blocks, spread evenly from the first byte to the last."""
-    count = min(BLOCKS, -(-size // BLOCK))
-    last = max(size - BLOCK, 0)
-    return (round(i * last / max(count - 1, 1)) for i in range(count))

@@ -96,10 +96,11 @@ def figure(fig: "Figure", caption: str, *, height: int = 360, table: str = "") -
     from plotly.utils import PlotlyJSONEncoder
 
     text = json.dumps({"data": spec["data"], "layout": spec["layout"]}, cls=PlotlyJSONEncoder, allow_nan=False)
+    inert = text.replace("<", "\\u003c")  # nothing in it can end the script element
     numbers = f"<details><summary>The numbers</summary>{table}</details>" if table else ""
     return (
         f'<figure><div class="plot" role="img" aria-label="{escape(caption)}" style="height:{height}px">'
-        f'<script type="application/json">{_inert(text)}</script></div>'
+        f'<script type="application/json">{inert}</script></div>'
         f"<figcaption>{escape(caption)}</figcaption>{numbers}</figure>"
     )
 
@@ -121,7 +122,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
 
 
 def items(sentences: Iterable[str]) -> str:
-    """Sentences as an HTML list."""
     return f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
@@ -149,17 +149,13 @@ def static(package: str, name: str) -> str:
 
 def faint(colour: str) -> str:
     """One of COLOURS, see-through: for bands and areas."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = bytes.fromhex(colour[1:])
     return f"rgba({red}, {green}, {blue}, 0.18)"
 
 
 def _script(own: str) -> str:
-    roles = json.dumps({_rgb(colour): role for colour, role in ROLES.items()})
+    roles = json.dumps({",".join(map(str, bytes.fromhex(colour[1:]))): role for colour, role in ROLES.items()})
     return static("qsft", "shell.js").replace("/* roles */ {}", roles).replace("/* the page's own script */", own)
-
-
-def _rgb(colour: str) -> str:
-    return ",".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
 
 
 @cache
@@ -167,11 +163,6 @@ def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     return packed(get_plotlyjs())
-
-
-def _inert(text: str) -> str:
-    """JSON that may stand inside a script element."""
-    return text.replace("<", "\\u003c")
 
 
 def _cell(value: object, first: bool) -> str:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -44,13 +45,18 @@ class Group:
     """The processes that share a piece of work: started by accelerate or torchrun, or this one alone."""
 
     def __init__(self) -> None:
-        self._state: Any = _state() if world_size() > 1 else None
+        self._state: Any = None
+        if world_size() > 1:
+            import torch
+            from accelerate import PartialState
+
+            # One process may work for hours longer than another; the others wait for it.
+            self._state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
         self.rank: int = self._state.process_index if self._state else 0
         self.count: int = self._state.num_processes if self._state else 1
         self.device: torch.device | None = self._state.device if self._state else None
 
     def wait(self) -> None:
-        """Wait until every process has come here."""
         if self._state is not None:
             self._state.wait_for_everyone()
 
@@ -65,16 +71,6 @@ class Group:
         if self._state is not None:
             self.wait()
             self._state.destroy_process_group()
-
-
-def _state() -> Any:
-    from datetime import timedelta
-
-    import torch
-    from accelerate import PartialState
-
-    # One process may work for hours longer than another; the others wait for it.
-    return PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
 
 
 @contextmanager

@@ -20,9 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from qsft.losses.label_tokens import LabelTokens, fused_label_logps
 from qsft.losses.matmuls import Projection, add_product, compute_dtype, rows_per_block, tokens_per_chunk, write_product
-from qsft.losses.positions import LabelTokens
-from qsft.losses.scores import fused_label_logps
 from qsft.losses.slots import kernel_tile
 from qsft.losses.sums import SUM_NAMES, token_sums
 from qsft.targets.target import Target

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from qsft.losses.fused import fused_target_loss
+from qsft.losses.label_tokens import LabelTokens, fused_label_logps
 from qsft.losses.matmuls import Projection
-from qsft.losses.positions import LabelTokens
-from qsft.losses.scores import fused_label_logps
 from qsft.targets.target import Target
 from qsft.targets.view import SideInputs, TopK
 

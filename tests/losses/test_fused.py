@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qsft import LossTarget, SideInputs, TopK, fused_target_loss, make_target, target_loss
 from qsft.losses import matmuls
+from qsft.losses.label_tokens import fused_label_logps
 from qsft.losses.matmuls import TILE_BYTES, tokens_per_chunk
-from qsft.losses.scores import fused_label_logps
 from qsft.losses.sums import SUM_NAMES
 from qsft.targets.view import Full
 

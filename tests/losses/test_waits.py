@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qsft import TARGETS, SideInputs, TopK, fused_target_loss, make_target
 from qsft.losses import matmuls
-from qsft.losses.positions import LabelTokens
+from qsft.losses.label_tokens import LabelTokens
 
 H = 11
 

@@ -26,14 +26,11 @@ class NoSpace(OSError):
 
 
 def publish(path: Path, content: bytes | str, *, exclusive: bool = False, what: str = "the file") -> bool:
-    """Give `path` this content in one step; False when `exclusive` and `path` was there already.
-
-    A temporary file that somebody cleaned away meanwhile is written again.
-    """
+    """Give `path` this content in one step; False when `exclusive` and `path` was there already."""
     data = content.encode() if isinstance(content, str) else content
     with _explained(path.parent, what, len(data)):
         for _ in range(TRIES - 1):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # somebody cleaned the temporary file away: write it again
                 return _publish(path, data, exclusive)
         return _publish(path, data, exclusive)
 
@@ -61,14 +58,11 @@ def temporary_name(path: Path) -> Path:
 
 
 def make_directory(path: Path, what: str = "the directory") -> None:
-    """Create a directory, and remove what killed processes of ours left half written in it.
-
-    A leftover's age is counted from a file made now in the same place: clocks of machines that share a file system
-    differ by hours.
-    """
+    """Create a directory, and remove what killed processes of ours left half written in it."""
     with _explained(path, what):
         path.mkdir(parents=True, exist_ok=True)
         leftovers = [entry for entry in path.iterdir() if _OURS.fullmatch(entry.name)]
+        # Their age is counted from a file made now: clocks of machines that share a file system differ by hours.
         now = _time_of_file_system(path) if leftovers else 0.0
         for leftover in leftovers:
             # Gone: another process removed or published it. Forbidden: it is another user's, and harms nobody.
@@ -85,7 +79,6 @@ def probe(path: Path, what: str = "the directory") -> None:
 
 @contextmanager
 def _explained(directory: Path, what: str, needed: int = 0) -> Iterator[None]:
-    """An OSError inside says in words what to do."""
     try:
         yield
     except OSError as error:

@@ -44,10 +44,7 @@ class Ledger:
         make: Callable[[list[Key]], Iterable[Record]],
         watch: Callable[[Record], object] | None = None,
     ) -> dict[Key, Record]:
-        """The records of `keys`, in that order; `make` yields those that this process still has to compute.
-
-        `watch` is called with each new record, once it is on disk.
-        """
+        """The records of `keys` in order; `make` yields those this process has to compute, `watch` sees each afterwards."""
         if self.group.rank == 0:
             self.repair(stage)
         self.group.wait()
@@ -86,7 +83,6 @@ class Ledger:
         return records
 
     def holds(self, stage: str) -> bool:
-        """Whether there are records of a stage on disk."""
         return any(path.stat().st_size for path in self._parts(stage))
 
     def repair(self, stage: str) -> None:
@@ -95,7 +91,6 @@ class Ledger:
             cut_torn_line(path)
 
     def remove(self, stage: str) -> None:
-        """Forget a stage."""
         for part in self._parts(stage):
             part.unlink()
 

@@ -49,16 +49,13 @@ class Progress:
             self._print(self.line())
 
     def per_second(self, count: float) -> float:
-        """`count` divided by the seconds since the start."""
         return count / max(self.seconds, 1e-9)
 
     @property
     def seconds(self) -> float:
-        """Time since the start."""
         return time.monotonic() - self._start
 
     def line(self) -> str:
-        """The state in one plain line."""
         parts = [f"{self.what}: {self.done:,}/{self.total:,} {self.unit}", self.text]
         fresh = self.done - self._resumed
         if fresh and self.done < self.total:

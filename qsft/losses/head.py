@@ -40,16 +40,11 @@ HEAD_INPUTS = (*TEACHER_INPUTS, *SIDE_INPUTS, "teacher", "vocab_size", LABEL_COU
 
 @dataclass
 class TargetOutput(ModelOutput):
-    """What `model(…, target=…)` returns.
+    """What `model(…, target=…)` returns."""
 
-    loss      Σ over label tokens of scale·CE(Q, p), differentiable; not yet normalised, without the auxiliary loss
-    sums      the sums behind the metrics, under losses.sums.SUM_NAMES
-    aux_loss  the mixture-of-experts balancing loss, where the model has one
-    """
-
-    loss: Tensor | None = None
-    sums: Tensor | None = None
-    aux_loss: Tensor | None = None
+    loss: Tensor | None = None  # Σ over label tokens of scale·CE(Q, p), differentiable; not yet normalised
+    sums: Tensor | None = None  # those behind the metrics, under losses.sums.SUM_NAMES
+    aux_loss: Tensor | None = None  # the mixture-of-experts balancing loss, where the model has one; not in `loss`
 
 
 @dataclass(frozen=True)

@@ -76,12 +76,9 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Reference(Teacher):
-    """π̃ = π_ref: the model to stay close to, by default the student as it was before training.
+    """π̃ = π_ref: the model to stay close to, by default the student as it was before training."""
 
-    Its tail is kept, so that the reference itself feels no pull.
-    """
-
-    tail: str = "ghost"
+    tail: str = "ghost"  # kept, so that the reference itself feels no pull
     needs: ClassVar[frozenset[str]] = frozenset({"reference"})
     symbol: ClassVar[str] = "π_ref"
 
@@ -110,11 +107,9 @@ class Guided:
 
     @property
     def powers(self) -> tuple[float, float]:
-        """The exponents of student and teacher."""
         return (1.0 - self.eta if self.form == "geometric" else 1.0), self.eta
 
     def __call__(self, view: TokenView) -> Terms | Dist:
-        """The guided residual under the tail rule, in log space throughout."""
         if self.eta == 0.0:
             return Student()
         teacher = view.need_teacher("teacher")
@@ -142,13 +137,10 @@ class Guided:
 
 @dataclass(frozen=True)
 class Tempered:
-    """p − q with q = softmax(z/β): GEM's residual, whose masses sum to 0.
-
-    link="logsigmoid" weighs q by σ(0.01·(z − z_y)).
-    """
+    """p − q with q = softmax(z/β): GEM's residual, whose masses sum to 0."""
 
     beta: float = 0.7
-    link: str = "linear"
+    link: str = "linear"  # "logsigmoid" weighs q by σ(0.01·(z − z_y))
 
     def __post_init__(self) -> None:
         check_range("beta", self.beta, 0.0, open_low=True)
@@ -196,10 +188,7 @@ def on_support(teacher: TopK, log_weights: Float[Tensor, "N K"]) -> Terms:
 def with_ghost(
     view: TokenView, teacher: TopK, log_weights: Float[Tensor, "N K"], log_tail: Float[Tensor, " N"]
 ) -> Terms:
-    """`ghost`: the support as in `drop`, beside one bucket of weight `log_tail` for everything outside it.
-
-    There is no ghost where the student has nothing outside S.
-    """
+    """`ghost`: the support as in `drop`, beside one bucket of weight `log_tail` for what the student has outside it."""
     ghost = Ghost(teacher.slots, (view.lse_outside - view.lse).clamp(min=NO_TAIL))
     (inside, sparse), (empty, student) = on_support(teacher, log_weights)
     log_inside = log_weights.masked_fill(~teacher.live, EMPTY).logsumexp(dim=-1)

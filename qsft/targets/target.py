@@ -23,15 +23,12 @@ Residual = Callable[[TokenView], Terms | Dist | Tensor]
 
 @dataclass(frozen=True)
 class Mixture:
-    """Q at N positions: Σ mass·dist, the first term being the label; with γ and the scale in front of CE(Q, p).
-
-    `value`, where given, is the number to report per token instead of CE(Q, p) (a user's own loss).
-    """
+    """Q at N positions: Σ mass·dist, the first term being the label; with γ and the scale in front of CE(Q, p)."""
 
     terms: Terms
     gamma: PerToken
     scale: PerToken
-    value: PerToken | None = None
+    value: PerToken | None = None  # to report per token instead of CE(Q, p) (a user's own loss)
 
     def dense(self, p: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
         """Q written out over the vocabulary, for pictures and tests."""
@@ -134,7 +131,6 @@ class Target:
 
 
 def as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
-    """What a residual returned, as a list of (share, dist)."""
     if isinstance(residual, Tensor):
         residual = Dense(residual)
     return [(torch.ones_like(view.lse), residual)] if isinstance(residual, Dist) else residual

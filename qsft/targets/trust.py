@@ -182,13 +182,10 @@ class Shifted:
 
 @dataclass(frozen=True)
 class DocumentRatio:
-    """scale = min(π_θ/π_ref, clip) of the document's label tokens: one weight per document.
-
-    ratio="mean" takes the geometric mean over the tokens (length-normalised), "raw" the ratio of the whole sequence.
-    """
+    """scale = min(π_θ/π_ref, clip) of the document's label tokens: one weight per document."""
 
     clip: float = 16.0
-    ratio: str = "mean"
+    ratio: str = "mean"  # geometric, over the tokens (length-normalised); "raw": of the whole sequence
     needs: ClassVar[frozenset[str]] = frozenset({"reference", "ref_logp", "document"})
 
     def __post_init__(self) -> None:

@@ -192,11 +192,7 @@ def log_complement(log_mass: Tensor) -> Tensor:
 
 
 def row_dots(a: Float[Tensor, "N V"], b: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
-    """Σ_v a·b of every row, without the product as a tensor; on CPU row by row, 4 × faster than einsum's bmm.
-
-    >>> row_dots(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
-    tensor([11.])
-    """
+    """Σ_v a·b of every row, without the product as a tensor; on CPU row by row, 4 × faster than einsum's bmm."""
     if a.device.type == "cpu" and len(a):
         return torch.stack([torch.dot(x, y) for x, y in zip(a, b)])
     return torch.einsum("nv,nv->n", a, b)

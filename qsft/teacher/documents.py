@@ -28,13 +28,10 @@ NOWHERE = np.zeros((0, 4), np.int64)
 
 
 def document_key(input_ids: Tokens, labels: Tokens) -> bytes:
-    """16 bytes that name a document: a digest of its token ids and labels, the first label taken as ignored.
-
-    Nothing predicts the first token, and padding-free collation masks its label: it must not change the key.
-    """
+    """16 bytes that name a document: a digest of its token ids and labels, the first label taken as ignored."""
     ids, targets = _integers(input_ids), _integers(labels).copy()
     _require_same_lengths(np.array([len(ids)]), np.array([len(targets)]))
-    targets[:1] = IGNORED
+    targets[:1] = IGNORED  # nothing predicts the first token, and padding-free collation masks its label
     return _key(ids, targets)
 
 

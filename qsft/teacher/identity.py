@@ -17,22 +17,16 @@ LARGEST_K, LARGEST_VOCABULARY = 65_535, 2**31 - 1
 
 @dataclass(frozen=True)
 class Identity:
-    """What must be equal for two captures to share a cache.
+    """What must be equal for two captures to share a cache."""
 
-    teacher     name, revision, files (name, size, digest of header and sampled blocks), digests of weights and config
-    tokenizer   digest of its vocabulary, number of ids, digest of its chat template (recorded, not compared)
-    vocab_size  rows of the teacher's head
-    dtype       what the teacher computed in; log-probs are always float32 before they are stored
-    """
-
-    teacher: dict[str, Any]
-    tokenizer: dict[str, Any]
-    vocab_size: int
+    teacher: dict[str, Any]  # name, revision, files (name, size, sampled digest), digests of weights and config
+    tokenizer: dict[str, Any]  # digest and size of its vocabulary, digest of its chat template (not compared)
+    vocab_size: int  # rows of the teacher's head
     k: int
     encoding: str
     top_p: float | None
     min_k: int
-    dtype: str
+    dtype: str  # what the teacher computed in; log-probs are always float32 before they are stored
 
     def __post_init__(self) -> None:
         _require(_is_int(self.vocab_size, 1, LARGEST_VOCABULARY), f"vocab_size={self.vocab_size!r}")
@@ -65,10 +59,7 @@ class Identity:
             )
 
     def is_undecided(self, given: dict[str, Any]) -> bool:
-        """Whether only the weights can tell if `given` is the cache's teacher.
-
-        A model object and its files have different names; a commit may change the README only.
-        """
+        """Whether only the weights can tell: a model and its files differ in name, a commit may change README only."""
         evidence = shared_evidence(self.teacher, given)
         return evidence == "name" or (evidence == "revision" and bool(teacher_difference(self.teacher, given)))
 
@@ -127,14 +118,11 @@ def shared_evidence(cached: dict[str, Any], given: dict[str, Any]) -> str:
 
 
 class Vocabulary(NamedTuple):
-    """A tokenizer's tokens by id as JSON (null where an id has none), and what the manifest says about it.
-
-    words   how many tokens it has without the added ones: those may have no row in a head (Gemma 3's image token)
-    """
+    """A tokenizer's tokens by id as JSON (null where an id has none), and what the manifest says about it."""
 
     content: bytes
     about: dict[str, Any]
-    words: int
+    words: int  # tokens without the added ones, which may have no row in a head (Gemma 3's image token)
 
     @property
     def size(self) -> int:

@@ -76,10 +76,7 @@ class Plan:
         return [batch for batch, lacks in mine if lacks.all()] + [rest[places] for places in added]
 
     def check_ids(self, vocab_size: int, shared: int) -> None:
-        """ValueError when a document holds an id the teacher has no embedding for, or whose token it does not know.
-
-        `shared` ids mean the same to the teacher's tokenizer and to that of the data.
-        """
+        """ValueError for an id without embedding, or beyond the `shared` ones that mean the same to the teacher."""
         low, high = self.documents.overview.id_range
         if low < 0 or high >= vocab_size:
             raise ValueError(
@@ -94,11 +91,8 @@ class Plan:
 
 
 def plan_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
-    """Places grouped by length, longest first, with at most `batch_tokens` tokens including padding in a batch.
-
-    The longest come first so that a batch that does not fit the memory fails at the start, not after hours.
-    """
-    order = np.argsort(-lengths, kind="stable")
+    """Places grouped by length, longest first, with at most `batch_tokens` tokens including padding in a batch."""
+    order = np.argsort(-lengths, kind="stable")  # a batch that does not fit the memory fails first, not after hours
     batches, start = [], 0
     while start < len(order):
         size = max(1, int(batch_tokens // lengths[order[start]]))
@@ -183,7 +177,6 @@ class Pace:
             self.waited[what] += time.monotonic() - start
 
     def split(self, seconds: float) -> str:
-        """The shares of `seconds` in one line."""
         shares = {what: waited / max(seconds, 1e-9) for what, waited in self.waited.items()}
         waits = (f"{share:.0%} waiting for {what}" for what, share in shares.items())
         return ", ".join([f"{max(1 - sum(shares.values()), 0):.0%} of the time the teacher's own", *waits])
@@ -266,10 +259,7 @@ class ShardWriter:
                 step.result()
 
     def put(self, rows: Rows, keys: list[bytes], tokens: list[np.ndarray], counts: list[int]) -> None:
-        """Hand over a batch: its rows, and per document the key, the tokens and the number of rows.
-
-        Blocks while too many wait.
-        """
+        """Hand over a batch: its rows, and each document's key, tokens and row count; blocks while too many wait."""
         with self._pace.waiting(WRITES):
             while self._pending and (self._pending[0].done() or len(self._pending) >= WAITING_BATCHES):
                 self._pending.popleft().result()

@@ -65,10 +65,7 @@ class TeacherSource:
         return {} if self._dtype is None or self.in_memory else {"dtype": dtype_name(self._dtype)}
 
     def describe(self) -> dict[str, Any]:
-        """Name, revision, weight files, configuration and, once the model is there, a digest of all its weights.
-
-        That digest reads every value, about a second per gigabyte, once.
-        """
+        """Name, revision, weight files, configuration and, once the model is there, a digest of all its weights."""
         about: dict[str, Any] = {"name": self.name, "revision": self._revision, "files": []}
         about |= {"weights": None, "config_file": None}
         config = getattr(self._model, "config", None)
@@ -145,10 +142,7 @@ def whole_in_every_process() -> Iterator[None]:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Digest of every value of the parameters that take part, at about a second per gigabyte.
-
-    Of a PEFT model whose adapters are off these are its base's, under the names they had.
-    """
+    """Digest of every value at about a second per gigabyte; of a PEFT model whose adapters are off, of its base's."""
     off = [module for module in model.modules() if getattr(module, "disable_adapters", False) is True]
     adapters = {name.split(".")[0] for module in off for name in module.adapter_layer_names}  # type: ignore[union-attr]
     named = (base_causal_lm(model) if off else model).named_parameters()

@@ -51,10 +51,7 @@ class Verification:
         return not self.problems
 
     def drop(self) -> int:
-        """Remove the damaged files and bring the manifest up to date; how many sound documents are still there.
-
-        Building the cache again computes what the removed shards held, and nothing else.
-        """
+        """Remove the damaged files and bring the manifest up to date; how many sound documents are still there."""
         for name in set(self.problems) - self.kept:
             path = self.path / name
             with suppress(OSError):  # a directory that is not empty is not ours to remove

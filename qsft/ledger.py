@@ -44,7 +44,7 @@ class Ledger:
         make: Callable[[list[Key]], Iterable[Record]],
         watch: Callable[[Record], object] | None = None,
     ) -> dict[Key, Record]:
-        """The records of `keys` in order; `make` yields those this process has to compute, `watch` sees each afterwards."""
+        """The records of `keys` in order; `make` yields those this process has to compute, `watch` sees each after."""
         if self.group.rank == 0:
             self.repair(stage)
         self.group.wait()

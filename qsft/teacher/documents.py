@@ -24,7 +24,7 @@ Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 RUN_TOKENS = 1 << 18  # tokens that are converted and hashed at once: they stay in the processor's cache
 INT32 = np.iinfo(np.int32)
-NOWHERE = np.zeros((0, 4), np.int64)
+NOWHERE = np.zeros((0, 3), np.int64)
 
 
 def document_key(input_ids: Tokens, labels: Tokens) -> bytes:
@@ -60,23 +60,21 @@ class Documents(Sequence[Document]):
         self.datasets, self.collator = datasets, collator
         self._buffers: list[tuple[np.ndarray, np.ndarray]] = []
         parts = [self._read(dataset) for dataset in datasets]
-        # Per document: its buffer, where its ids start there, where its labels do, and its length.
-        self._buffer, self._start, self._label_start, self.lengths = np.concatenate([NOWHERE, *parts]).T
+        # Per document: its buffer, where it starts there, and its length.
+        self._buffer, self._start, self.lengths = np.concatenate([NOWHERE, *parts]).T
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: Any) -> Any:
+        place = slice(self._start[index], self._start[index] + self.lengths[index])
         ids, labels = self._buffers[self._buffer[index]]
-        start, other, length = self._start[index], self._label_start[index], self.lengths[index]
-        return {"input_ids": ids[start : start + length], "labels": labels[other : other + length]}
+        return {"input_ids": ids[place], "labels": labels[place]}
 
     def tokens(self, index: int) -> np.ndarray:
         """int32 [2,T]: input_ids and labels of a document, the first label ignored as in its key."""
-        document = self[index]
-        tokens = np.stack([_int32(document["input_ids"]), _int32(document["labels"])])
-        tokens[1, :1] = IGNORED
-        return tokens
+        [(_, ids, labels, _)] = self._runs(np.array([index]))
+        return np.stack([ids, labels])
 
     @cached_property
     def overview(self) -> Overview:
@@ -110,21 +108,20 @@ class Documents(Sequence[Document]):
 
     def _runs(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
         """Neighbours in memory together: places, ids and labels as int32 (each first label ignored), and bounds."""
-        buffer, start, other, length = (a[order] for a in (self._buffer, self._start, self._label_start, self.lengths))
+        buffer, start, length = (column[order] for column in (self._buffer, self._start, self.lengths))
         total = np.cumsum(length)
         apart = (buffer[1:] != buffer[:-1]) | (total[1:] // RUN_TOKENS != total[:-1] // RUN_TOKENS)
-        apart |= (start[1:] != (start + length)[:-1]) | (other[1:] != (other + length)[:-1])
+        apart |= start[1:] != (start + length)[:-1]
         edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(order)] if len(order) else []
         for first, end in pairwise(edges):
             bounds = np.concatenate([[0], np.cumsum(length[first:end])])
-            pairs = zip(self._buffers[buffer[first]], (start[first], other[first]))
-            ids, labels = (_int32(flat[at : at + bounds[-1]]) for flat, at in pairs)
+            place = slice(start[first], start[first] + bounds[-1])
+            ids, labels = (_int32(flat[place]) for flat in self._buffers[buffer[first]])
             labels = labels.copy()
             labels[bounds[:-1][length[first:end] > 0]] = IGNORED
             yield order[first:end], ids, labels, bounds
 
     def _read(self, dataset: Any) -> np.ndarray:
-        """The places of a data set's documents, after its tokens became buffers."""
         table = None if self.collator is not None else token_table(dataset)
         if table is None:
             return self._read_rows(dataset)
@@ -150,8 +147,10 @@ class Documents(Sequence[Document]):
             segments, ends = _flat(batch.column("seq_lengths"))
             count, rows = np.diff(ends), lengths
             lengths = segments[ends[0] : ends[-1]].astype(np.int64)
-            _require_whole_rows(lengths, count, rows)
-        return self._add(ids, labels, lengths, offsets[0], other[0]), count
+            sums = np.diff(np.concatenate([[0], np.cumsum(lengths)])[ends - ends[0]])
+            for row in np.flatnonzero(sums != rows)[:1]:
+                raise ValueError(f"a packed row has {rows[row]} tokens, but its seq_lengths add up to {sums[row]}.")
+        return self._add(ids[offsets[0] :], labels[other[0] :], lengths), count
 
     def _read_rows(self, rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
         cut = split if self.collator is None else lambda row: collated(row, self.collator)  # type: ignore[arg-type]
@@ -162,13 +161,11 @@ class Documents(Sequence[Document]):
         empty = [np.zeros(0, np.int32)]
         return self._add(np.concatenate(ids or empty), np.concatenate(labels or empty), lengths)
 
-    def _add(
-        self, ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray, start: int = 0, label_start: int = 0
-    ) -> np.ndarray:
+    def _add(self, ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """The places of documents of these lengths, one after the other in a new buffer."""
         self._buffers.append((ids, labels))
-        before, buffer = np.cumsum(lengths) - lengths, np.full(len(lengths), len(self._buffers) - 1)
-        return np.stack([buffer, before + start, before + label_start, lengths], axis=1)
+        buffer = np.full(len(lengths), len(self._buffers) - 1)
+        return np.stack([buffer, np.cumsum(lengths) - lengths, lengths], axis=1)
 
 
 def split(row: Mapping[str, Any]) -> list[Document]:
@@ -251,12 +248,6 @@ def _int32(array: np.ndarray) -> np.ndarray:
 def _require_same_lengths(ids: np.ndarray, labels: np.ndarray) -> None:
     for i in np.flatnonzero(ids != labels)[:1]:
         raise ValueError(f"a document has {ids[i]} input_ids and {labels[i]} labels; each token must have one label.")
-
-
-def _require_whole_rows(lengths: np.ndarray, count: np.ndarray, rows: np.ndarray) -> None:
-    sums = np.diff(np.concatenate([[0], np.cumsum(lengths)])[np.concatenate([[0], np.cumsum(count)])])
-    for row in np.flatnonzero(sums != rows)[:1]:
-        raise ValueError(f"a packed row has {rows[row]} tokens, but its seq_lengths add up to {sums[row]}.")
 
 
 # ---- Arrow ----

@@ -1,7 +1,8 @@
 """One HTML file that works offline: the shell that every page of qsft is poured into.
 
 `page` wraps a body in title, light and dark colours and keyboard-friendly controls; `figure` is a Plotly figure in it.
-Plotly's own script is inlined, compressed: a page is one file of about 2 MB that needs no network.
+Plotly's own script is inlined, compressed: a page is one file of about 2 MB that needs no network. No request leaves
+it, whatever a document in it says: see the content security policy in static/shell.html.
 """
 
 import base64
@@ -25,36 +26,6 @@ BLUE, ORANGE, GREEN, PINK, SKY, YELLOW = "#0072B2", "#D55E00", "#009E73", "#CC79
 GREY, PAPER = "#5B636D", "#FFFFFF"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW)
 ROLES = dict(zip((*COLOURS, GREY, PAPER), ("accent", "warm", "good", "pink", "sky", "yellow", "muted", "card")))
-# No request leaves the page, whatever a document in it says.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-
-_SHELL = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="generator" content="qsft">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the content</a>
-<header class="top">
-<div><p class="brand">qsft</p><h1>{title}</h1>{lede}</div>
-<button type="button" id="theme" class="quiet" aria-label="Colour theme: automatic">◐ Auto</button>
-</header>
-<main id="main">
-{body}
-</main>
-<noscript><p class="notice">This page draws its figures with JavaScript, which is switched off here.</p></noscript>
-{data}
-<script>{script}</script>
-</body>
-</html>
-"""
 
 
 def page(
@@ -75,8 +46,7 @@ def page(
     blobs = {"plotly": _plotly()} if plotly or 'class="plot"' in body else {}
     if data is not None:
         blobs["data"] = packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
-    return _SHELL.format(
-        policy=html.escape(POLICY),
+    return static("qsft", "shell.html").format(
         title=escape(title),
         lede=f'<p class="lede">{escape(lede)}</p>' if lede else "",
         style=static("qsft", "shell.css") + style,

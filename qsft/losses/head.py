@@ -91,11 +91,7 @@ def attach_target_head(model: nn.Module, head_kernel: str | None = None) -> None
     # The original signature stays visible: generate and Trainer read it.
     @functools.wraps(type(base).forward)
     def forward(
-        self: nn.Module,
-        *args: Any,
-        target: Target | None = None,
-        label_logps: bool = False,
-        **kwargs: Any,
+        self: nn.Module, *args: Any, target: Target | None = None, label_logps: bool = False, **kwargs: Any
     ) -> Any:
         if target is None and not label_logps:
             return self.forward_without_target(*args, **kwargs)  # type: ignore[operator]
@@ -183,11 +179,7 @@ def refuse_adapted_head(base: nn.Module) -> None:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _target_loss(
-    model: nn.Module,
-    states: Float[Tensor, "B T H"],
-    labels: Int[Tensor, "B T"],
-    target: Target,
-    given: dict[str, Any],
+    model: nn.Module, states: Float[Tensor, "B T H"], labels: Int[Tensor, "B T"], target: Target, given: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     hidden, tokens = _label_rows(states, labels, given[LABEL_COUNT])
     ids, *teacher_rows = (_rows(name, given[name], tokens) for name in TEACHER_INPUTS)

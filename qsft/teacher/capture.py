@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from qsft.files import NoSpace, make_directory, probe, publish, shown
 from qsft.losses.self_check import evaluating
@@ -29,9 +30,6 @@ from qsft.teacher.pipeline import Pace, Plan, ShardWriter, ready_batches, requir
 from qsft.teacher.shards import VERSION
 from qsft.teacher.source import TeacherSource, dtype_name, head_rows
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 WHAT = "the teacher cache"
 
 
@@ -40,7 +38,7 @@ def build_cache(
     teacher: str | Path | nn.Module,
     path: str | Path,
     *,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: PreTrainedTokenizerBase,
     k: int = 64,
     encoding: str = "exact",
     top_p: float | None = None,

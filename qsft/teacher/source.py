@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.utils import cached_file
 
@@ -26,9 +26,6 @@ from qsft.losses.head import base_causal_lm
 from qsft.processes import local_rank
 from qsft.teacher.identity import Vocabulary, refuse_small_head, teacher_difference
 from qsft.teacher.manifest import MANIFEST, read_manifest
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 LEFTOVER = "teacher_cache"  # where caches lay before: inside of OUTPUT_DIR
 TOKENIZER_FILES = (
@@ -168,12 +165,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        return None
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype):
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype not in (None, "auto") and not isinstance(found, torch.dtype):
         raise ValueError(f"dtype {dtype!r} is not one of torch's; say 'bfloat16', 'float16' or 'float32'.")
     return found
 
@@ -190,7 +183,7 @@ def cache_home() -> Path:
 
 def default_cache(
     source: TeacherSource,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: PreTrainedTokenizerBase,
     *,
     k: int,
     encoding: str,

@@ -46,6 +46,7 @@ REMEDIES = {
     WRITES: "Put the cache (teacher_cache, --out) on a faster disk, leave this process a CPU core for encoding, "
     "or store less (teacher_top_k, teacher_top_p).",
 }
+Ready = tuple[np.ndarray, list[np.ndarray], dict[str, Tensor]]  # a batch, its documents [2,T], all as padded tensors
 
 
 class Plan:
@@ -208,12 +209,10 @@ def memory_share(device: torch.device) -> float:
     return torch.cuda.max_memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
 
 
-def ready_batches(
-    plan: Plan, batches: Sequence[np.ndarray], pace: Pace
-) -> Iterator[tuple[np.ndarray, list[np.ndarray], dict[str, Tensor]]]:
-    """Each batch with its documents and their padded tensors, made in a thread while the one before is computed."""
+def ready_batches(plan: Plan, batches: Sequence[np.ndarray], pace: Pace) -> Iterator[Ready]:
+    """The batches, each made ready in a thread while the one before is computed."""
 
-    def make(batch: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], dict[str, Tensor]]:
+    def make(batch: np.ndarray) -> Ready:
         documents = [plan.documents.tokens(index) for index in plan.index[batch].tolist()]
         return batch, documents, pad_documents(documents)
 

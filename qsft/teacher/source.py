@@ -182,21 +182,14 @@ def cache_home() -> Path:
 
 
 def default_cache(
-    source: TeacherSource,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    k: int,
-    encoding: str,
-    top_p: float | None = None,
-    min_k: int = 1,
-    output_dir: str | Path | None = None,
+    source: TeacherSource, tokenizer: PreTrainedTokenizerBase, *, output_dir: str | Path | None = None, **settings: Any
 ) -> Path:
-    """The directory for a teacher's cache with these settings, the same on every machine with the same files.
+    """The directory for a teacher's cache with these settings of `build_cache`, the same wherever its files are.
 
     A matching OUTPUT_DIR/teacher_cache of an earlier version is used where it is. Of a hub model the commit decides,
     of a directory the weight files, of a model in memory its weights; the configuration in any case.
     """
-    settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k}
+    settings = {"top_p": None, "min_k": 1} | settings
     teacher = source.describe()
     if output_dir is not None and _matches(Path(output_dir, LEFTOVER), teacher, settings | source.asked_dtype):
         return Path(output_dir, LEFTOVER)

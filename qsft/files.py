@@ -108,9 +108,6 @@ def shown(path: str | Path) -> str:
     return str(Path(path).relative_to(Path.cwd())) if below else str(path)
 
 
-# ---- JSON ----
-
-
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON for people; a number that does not exist (an error of one problem) is null."""
     write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -181,9 +178,6 @@ def _finite(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [_finite(value) for value in content]
     return None if isinstance(content, float) and content != content else content
-
-
-# ---- the file system ----
 
 
 def _claim(temporary: Path, path: Path) -> bool:

@@ -250,9 +250,6 @@ def _require_same_lengths(ids: np.ndarray, labels: np.ndarray) -> None:
         raise ValueError(f"a document has {ids[i]} input_ids and {labels[i]} labels; each token must have one label.")
 
 
-# ---- Arrow ----
-
-
 def token_table(dataset: Any) -> Any:
     """The token columns of a `datasets.Dataset` as an Arrow table; None where rows are not what the table holds."""
     from datasets import Dataset

@@ -166,9 +166,6 @@ def _recall(directory: Path) -> dict[str | None, Any]:
         return {}
 
 
-# ---- both ----
-
-
 def _sealed(content: dict[str, Any]) -> bytes:
     """JSON with the digest of everything before as its last line."""
     return _render(content | {"checksum": digest(_render(content))})

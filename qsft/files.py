@@ -121,7 +121,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON lines whole or not at all."""
     write_text(path, "".join(_line(row) for row in rows))
 
 

@@ -35,7 +35,6 @@ def digest_json(value: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """The digest of a whole file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 

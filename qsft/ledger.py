@@ -118,7 +118,4 @@ def key_of(record: Record, file: Path, remedy: str = REMEDY) -> Key:
 def check_stage(name: str) -> None:
     """Refuse a name that would leave the directory, or be taken for another stage's part."""
     if not re.fullmatch(r"[^/\\\0\n]+", name) or name.startswith(".") or re.search(r"\.rank\d+$", name):
-        raise ValueError(
-            f"{name!r} cannot name a file of results: it must hold no slash, not begin with a dot and not end in "
-            "'.rank' and a number. Choose another name."
-        )
+        raise ValueError(f"{name!r} cannot name a file of results: it has a slash, a first dot or '.rank1' at its end.")

@@ -92,11 +92,8 @@ def fused_target_loss(
         teacher = None if teacher is None else teacher.map(labels.rows)
         side = None if side is None else side.map(labels.rows)
     labels.check(len(weight))
-    if isinstance(teacher, TopK) and teacher.ids.shape[-1] > len(weight):
-        raise ValueError(
-            f"the teacher gives {teacher.ids.shape[-1]} tokens per position, but the vocabulary has only "
-            f"{len(weight)}. Ask for a smaller top-k."
-        )
+    if isinstance(teacher, TopK) and (k := teacher.ids.shape[-1]) > len(weight):
+        raise ValueError(f"the teacher gives {k} tokens per position, the head has {len(weight)}: ask for fewer.")
     stats = torch.promote_types(torch.float32, hidden.dtype)
     # Inside a Function grad mode is always off and needs_input_grad ignores no_grad, so it is decided out here.
     enabled = torch.is_grad_enabled()

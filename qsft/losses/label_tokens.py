@@ -44,7 +44,6 @@ class LabelTokens:
         return cls(index, flat[index], span, count == flat.numel())
 
     def to(self, device: torch.device) -> "LabelTokens":
-        """The same tokens on `device`."""
         return replace(self, index=self.index.to(device), labels=self.labels.to(device))
 
     def rows(self, values: Tensor) -> Tensor:
@@ -52,7 +51,6 @@ class LabelTokens:
         return values if self.all_kept else values.index_select(0, self.index)
 
     def check(self, vocab_size: int) -> None:
-        """Raise if a label is none of the head's rows."""
         if self.span is None or (self.span[0] >= 0 and self.span[1] < vocab_size):
             return
         where = int(((self.labels < 0) | (self.labels >= vocab_size)).nonzero()[0])

@@ -40,7 +40,6 @@ class Projection:
     logit_scale: float = 1.0
 
     def __call__(self, h: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Float[Tensor, "n V"]:
-        """The logits of `h`, in the dtype of the tile `out`."""
         return self.finish_(write_product(h, weight.t(), out), bias)
 
     def finish_(self, z: Float[Tensor, "n C"], bias: Tensor | None) -> Float[Tensor, "n C"]:

@@ -61,9 +61,7 @@ def takes_kernels(head_kernel: str, device: str) -> bool:
     check_choice("head_kernel", head_kernel, HEAD_KERNELS)
     there = find_spec("triton") is not None and (device == "cuda" or "TRITON_INTERPRET" in os.environ)
     if head_kernel == "triton" and not there:
-        raise ValueError(
-            'head_kernel="triton" needs triton and a CUDA or ROCm device; "auto" takes it where both are there.'
-        )
+        raise ValueError('head_kernel="triton" needs triton and a CUDA or ROCm device; "auto" takes it where they are.')
     return there and (head_kernel == "triton" or (head_kernel == "auto" and device == "cuda"))
 
 

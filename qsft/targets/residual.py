@@ -57,9 +57,7 @@ class Teacher:
         check_choice("tail", self.tail, TAILS)
         check_range("temperature", self.temperature, 0.0, open_low=True)
         if self.temperature != 1.0 and self.tail == "ghost":
-            raise ValueError(
-                'temperature ≠ 1 needs tail="drop": a tempered teacher\'s mass outside its top-k is not known.'
-            )
+            raise ValueError('temperature ≠ 1 needs tail="drop": the tail of a tempered teacher is not known.')
 
     def __call__(self, view: TokenView) -> Terms | Dist:
         teacher = view.need_teacher(*self.needs)

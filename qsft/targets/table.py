@@ -21,12 +21,10 @@ def entry(name: str) -> dict[str, str]:
 
 
 def entries() -> list[dict[str, str]]:
-    """All rows, in the order of the paper's table."""
     return [entry(name) for name in TARGETS]
 
 
 def markdown() -> str:
-    """The table for the README."""
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
     for row in entries():
         name, *cells = (row[column].replace("|", "\\|") for column in COLUMNS)

@@ -25,7 +25,6 @@ class LabelRows:
     """Tensors with one row per label token, each optional."""
 
     def map(self: R, change: Callable[[Tensor], Tensor]) -> R:
-        """The same with `change` applied to every tensor."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: change(value) for name, value in values.items() if isinstance(value, Tensor)})
 

@@ -30,7 +30,6 @@ TARGETS: dict[str, Row] = {}
 
 
 def row(build: Row) -> Row:
-    """Put `build` into the table under its own name."""
     TARGETS[build.__name__] = build
     return build
 

@@ -93,7 +93,6 @@ class Facts:
         return Facts(**total | worst)
 
     def summary(self, total_bytes: int) -> dict[str, Any]:
-        """The measured facts of a cache, as its manifest states them: sizes, mean k, tail mass, encoding error."""
         if not self.label_tokens:
             return {}
         return {
@@ -225,8 +224,8 @@ class Shard:
         if (self.version, self.identity) != (version, identity):
             raise UnusableShard(
                 f"{shard_name(self.path)} is sound, but manifest.json describes another capture (teacher, k, encoding "
-                "or version). One of the two is out of place, so `qsft cache verify --drop` removes neither: move the "
-                "shard to the cache it came from, or manifest.json away, which is then written anew from the shards."
+                "or version), so `qsft cache verify --drop` removes neither. Move the shard to the cache it came from, "
+                "or manifest.json away, which is then written anew from the shards."
             )
 
     def check_sizes(self, codec: Codec) -> None:

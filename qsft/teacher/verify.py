@@ -95,9 +95,7 @@ def _manifest(report: Verification) -> Manifest | None:
         return None
     vocabulary = report.path / VOCABULARY
     if not vocabulary.is_file() or digest(vocabulary.read_bytes()) != manifest.identity.tokenizer.get("digest"):
-        report.problems[VOCABULARY] = (
-            f"{vocabulary} is not the vocabulary the manifest names; the next build restores it."
-        )
+        report.problems[VOCABULARY] = f"{vocabulary} is not the manifest's vocabulary; the next build restores it."
     for name in manifest.shards:
         if not (report.path / name).exists():
             report.problems[name] = str(damaged(report.path / name, "the file is missing"))

@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -135,12 +135,12 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     return json_object(path.read_bytes(), shown(path), remedy)
 
 
-def read_lines(path: Path, *, keys: Collection[str] = (), remedy: str = "Delete the line.") -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file; a line that is none, or lacks one of `keys`, is named. Blank lines are skipped."""
+def read_lines(path: Path, *, remedy: str = "Delete the line.") -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file; a line that is none is named. Blank lines are skipped."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield json_object(line, f"{shown(path)}:{number}", remedy, keys)
+                yield json_object(line, f"{shown(path)}:{number}", remedy)
 
 
 def cut_torn_line(path: Path) -> None:
@@ -156,14 +156,13 @@ def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def json_object(content: bytes, where: str, remedy: str, keys: Collection[str] = ()) -> dict[str, Any]:
-    """The JSON object with these `keys` that is written in `content`; a ValueError says `where` it is none."""
+def json_object(content: bytes, where: str, remedy: str) -> dict[str, Any]:
+    """The JSON object that `content` is; a ValueError says `where` it is none, and the `remedy`."""
     try:
         value = json.loads(content.decode())
-        missing = [key for key in keys if key not in value] if isinstance(value, dict) else []
-        if isinstance(value, dict) and not missing:
+        if isinstance(value, dict):
             return value
-        why = f"the key {missing[0]!r} is missing" if missing else f"not a JSON object but {type(value).__name__}"
+        why = f"not a JSON object but {type(value).__name__}"
     except UnicodeDecodeError:
         why = "not UTF-8 text"
     except (ValueError, RecursionError):

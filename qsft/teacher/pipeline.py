@@ -266,7 +266,7 @@ class ShardWriter:
 
     def _add(self, rows: Rows, keys: list[bytes], tokens: list[np.ndarray], counts: list[int]) -> None:
         """Encode a whole batch or nothing: as no shard holds a part of one, a killed capture continues bit-equal."""
-        encoded = []
+        encoded: list[tuple[bytes, Facts]] = []
         for count, end in zip(counts, np.cumsum(counts)):
             part = truncate(rows.part(slice(end - count, end)), self._identity.top_p, self._identity.min_k)
             payload = self._codec.encode(part)

@@ -65,7 +65,7 @@ class TeacherSource:
         """Name, revision, weight files, configuration and, once the model is there, a digest of all its weights."""
         about: dict[str, Any] = {"name": self.name, "revision": self._revision, "files": []}
         about |= {"weights": None, "config_file": None}
-        config = getattr(self._model, "config", None)
+        config: Any = getattr(self._model, "config", None)
         if not self.in_memory:
             found = AutoConfig.from_pretrained(self.name, revision=self._revision)
             about["revision"] = getattr(found, "_commit_hash", None) or self._revision

@@ -49,10 +49,9 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from qsft.demo.contenders import METHODS, find_data_level, parse_methods
     from qsft.demo.experiment import run_worlds
     from qsft.demo.report import present, report_of, report_of_worlds
-    from qsft.demo.scenario import WORLDS, Scenario
+    from qsft.demo.scenario import METHODS, WORLDS, Scenario, find_data_level, parse_methods
 
     if args.threads:
         torch.set_num_threads(args.threads)

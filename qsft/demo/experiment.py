@@ -1,19 +1,25 @@
-"""The demo from beginning to end: pretrain, teach, cache, fine-tune every method, measure every model."""
+"""The demo from beginning to end: pretrain, teach, cache, fine-tune every method, measure every model.
+
+Data-level methods first turn the noisy demonstrations into others, with the base's help.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from rich.console import Console
 
-from qsft.demo.contenders import Method, curated_rows
+from qsft.curate.catalogue import Options
+from qsft.curate.curation import Material, curate
+from qsft.data.sources import DataSettings
 from qsft.demo.foundation import make_models
-from qsft.demo.measure import Contexts, Knowledge, Measurement, knowledge, measure
+from qsft.demo.measure import LONGEST, Contexts, Knowledge, Measurement, knowledge, measure
 from qsft.demo.results import BASE, TEACHER, TOKENS, Results, SeedResult
-from qsft.demo.scenario import Phases, Scenario, demonstrations, fit, load, save
-from qsft.demo.world import EQUALS, fact, make_tokenizer
+from qsft.demo.scenario import Method, Phases, Scenario, demonstrations, fit, load, save
+from qsft.demo.world import EQUALS, ClockProblem, fact, make_tokenizer
 from qsft.explore.tokens import tokens_page, xray
 from qsft.page import write_page
 from qsft.progress import quiet_libraries
@@ -22,7 +28,18 @@ from qsft.teacher.capture import build_cache
 from qsft.teacher.lookup import TeacherCache
 
 COLOURED = 128  # demonstrations on the page of tokens, among which the one to show is chosen
-Memory = dict[tuple[int, float, str], tuple[Path, Measurement]]  # seed, noise, method → what no teacher can change
+# By what a model is made from: seed, noise, the teacher if it reads one, method.
+Memory = dict[tuple[int, float, str | None, str], tuple[Path, Measurement]]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "rft": {"n": 4, "max_new_tokens": LONGEST},
+    "star": {"hint": "{question} the clock knows {gold}", "max_new_tokens": LONGEST},
+    "grape": {"columns": "others"},
+    "critical": {"alternatives": 2, "max_new_tokens": LONGEST},
+}
+OPTIONS = Options(gold="qsft.demo.world:answer", verifier="qsft.demo.world:verify", fresh=True)
+OTHERS = 3  # further demonstrators that GRAPE chooses from
+ATTEMPTS = {"star": 2}  # at most: the second, with the hint, is for failures
+MOST = {"critical": 512}  # problems: it tries every token, so it costs most
 
 
 def run_worlds(
@@ -48,22 +65,20 @@ def run_worlds(
 
 
 def run_seed(scenario: Scenario, methods: Sequence[Method], out: Path, phases: Phases, memory: Memory) -> SeedResult:
-    """One world: its models, their measurements and what stands beside them."""
     base, teacher = make_models(scenario, phases)
     data = demonstrations(scenario)
     cache = cache_teacher(scenario, data, teacher, phases)
     places = {BASE: base, TEACHER: teacher}
     models = {label: measure_model(label, place, scenario, phases) for label, place in places.items()}
     for method in methods:
-        key = (scenario.seed, scenario.noise, method.slug)
+        read = scenario.teacher if "teacher" in method.target.needs else None
+        key = (scenario.seed, scenario.noise, read, method.slug)
         if key in memory:
             phases.say(method.label, "as with the other teacher: it reads none")
-            places[method.label], models[method.label] = memory[key]
-            continue
-        place = fine_tune(scenario, method, data, base, cache, out / method.slug, phases)
-        places[method.label], models[method.label] = place, measure_model(method.label, place, scenario, phases)
-        if "teacher" not in method.target.needs:
-            memory[key] = place, models[method.label]
+        else:
+            place = fine_tune(scenario, method, data, base, cache, out / method.slug, phases)
+            memory[key] = place, measure_model(method.label, place, scenario, phases)
+        places[method.label], models[method.label] = memory[key]
     coloured = xray(load(base), make_tokenizer(), data, make_target("target"), cache, n=COLOURED)
     tokens = write_page(out / "tokens.html", tokens_page(coloured, title="Demonstrations, token by token"))
     named = {TOKENS: tokens, "teacher cache": cache.path, **places}
@@ -93,7 +108,6 @@ def cache_teacher(scenario: Scenario, data: Dataset, teacher: Path, phases: Phas
 def fine_tune(
     scenario: Scenario, method: Method, data: Dataset, base: Path, cache: TeacherCache, out: Path, phases: Phases
 ) -> Path:
-    """The directory of the base tuned by one method."""
     phase = scenario.fine_tuning
     if method.curate:
         data = curated_rows(scenario, method, data, base, out.with_name(f"{out.name}-data"), phases)
@@ -108,8 +122,28 @@ def fine_tune(
     return out
 
 
+def curated_rows(scenario: Scenario, method: Method, data: Dataset, base: Path, out: Path, phases: Phases) -> Dataset:
+    """As many documents as the demonstrations are, drawn from what a method makes of them: all train equally long."""
+    name = str(method.curate)
+    rows = data.select(range(min(len(data), MOST.get(name, len(data)))))
+    rows = rows.add_column("others", other_demonstrations(rows, scenario)) if name == "grape" else rows
+    responses = len(rows) * SETTINGS[name].get("n", 1) * ATTEMPTS.get(name, 1)
+    material = Material(rows, DataSettings(), load(base), make_tokenizer())
+    with phases.phase(f"curate by {method.label}", responses, "responses") as progress:
+        curate(name, SETTINGS[name], material, out, OPTIONS, watch=lambda record: progress.advance())
+    made = load_from_disk(str(out)).shuffle(seed=scenario.seed)
+    made = made.select_columns([name for name in ("input_ids", "labels", "critical") if name in made.column_names])
+    return made.select([at % len(made) for at in range(len(data))])
+
+
+def other_demonstrations(rows: Dataset, scenario: Scenario) -> list[list[str]]:
+    """Further solutions to the same problems, by demonstrators who slip as often, without <eos>."""
+    random, problems = Random(f"others {scenario.seed}"), map(ClockProblem.of, rows["input_ids"])
+    write = scenario.demonstrator.solution
+    return [[" ".join(write(problem, random)[:-1]) for _ in range(OTHERS)] for problem in problems]
+
+
 def measure_model(label: str, place: Path, scenario: Scenario, phases: Phases) -> Measurement:
-    """The measurement of a saved model."""
     answers = scenario.problems * (scenario.samples + 1)  # one more for greedy decoding
     with phases.phase(f"measure {label}", answers, "answers") as progress:
         return measure(load(place), scenario.evaluation, scenario.samples, progress)

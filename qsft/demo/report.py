@@ -29,10 +29,9 @@ LEDE = (
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table and, where it has a `unit`, a chart: a single series as bars, several stacked, or (`points`) as points.
+    """A table and, where it has a `unit`, a chart: a single series as bars, several stacked or (with dots) as points.
 
     note              what one should know to read it
-    strong            the first cell of the row to stress
     errors, colours   of a single series, by row
     dots              by series: (value, row's name) of every seed
     """
@@ -42,13 +41,11 @@ class Sheet:
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     note: str
-    strong: str | None = None
     unit: str = ""
     series: dict[str, list[float]] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)
     colours: list[str] = field(default_factory=list)
     dots: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
-    points: bool = False
 
     @property
     def labels(self) -> list[str]:
@@ -58,6 +55,7 @@ class Sheet:
 class DemoReport(NamedTuple):
     """Everything there is to show, the first sheet as a picture too; `record` is what results.json holds."""
 
+    hero: str | None  # the row to stress in every sheet
     sheets: list[Sheet]
     findings: list[str]
     commands: list[tuple[str, str]]  # what to type next, what it does
@@ -65,9 +63,8 @@ class DemoReport(NamedTuple):
 
 
 def report_of(results: Results) -> DemoReport:
-    """The report of one world."""
     tables = [accuracy(results), first_errors(results), theory(results), demonstration(results)]
-    return DemoReport(tables, findings(results), next_steps(results), results.record())
+    return DemoReport(results.hero, tables, findings(results), next_steps(results), results.record())
 
 
 def report_of_worlds(worlds: Mapping[str, Results]) -> DemoReport:
@@ -79,18 +76,15 @@ def report_of_worlds(worlds: Mapping[str, Results]) -> DemoReport:
         said.append(LIMITS)
     commands = [("qsft demo --wrong-teacher half", "one of these worlds alone, with every table")]
     record = {"findings": said, "worlds": {name: one.record() for name, one in worlds.items()}}
-    return DemoReport([side_by_side(worlds), *report_of(first).sheets[1:]], said, commands, record)
+    return DemoReport(first.hero, [side_by_side(worlds), *report_of(first).sheets[1:]], said, commands, record)
 
 
 # ---- the tables ----
 
 
 def side_by_side(worlds: Mapping[str, Results]) -> Sheet:
-    """Average@n of every model, a column for each world."""
     lines = {name: results.lines for name, results in worlds.items()}
-    first = next(iter(worlds.values()))
-    unit = f"Average@{first.scenario.samples} in %"
-    averages = {name: [line.average for line in each] for name, each in lines.items()}
+    unit = f"Average@{next(iter(worlds.values())).scenario.samples} in %"
     return Sheet(
         "Four worlds",
         unit,
@@ -99,16 +93,13 @@ def side_by_side(worlds: Mapping[str, Results]) -> Sheet:
         "right: the demo's own world; wrong: a teacher that is sure that every product is one larger; half-wrong: the "
         "products of 0 to 4 only; clean: demonstrations without slips. ± is the standard error over seeds, or with a "
         "single seed over problems.",
-        first.hero,
         unit,
-        averages,
+        {name: [line.average for line in each] for name, each in lines.items()},
         dots={name: _dots(each) for name, each in lines.items()},
-        points=True,
     )
 
 
 def accuracy(results: Results) -> Sheet:
-    """Average@n, greedy and pass@n of every model."""
     scenario, seeds, lines = results.scenario, len(results.seeds), results.lines
     spread = f"over {seeds} seeds" if seeds > 1 else f"over {scenario.problems} problems"
     controls = {method.label: method.control for method in results.methods if method.control}
@@ -121,7 +112,6 @@ def accuracy(results: Results) -> Sheet:
         ("model", what, "greedy", f"pass@{scenario.samples}"),
         [(line.label, _with_error(line), f"{line.greedy:.1f}", f"{line.pass_at_n:.1f}") for line in lines],
         " ".join(notes),
-        results.hero,
         f"{what} in % (noise {scenario.noise:g}, {scenario.teacher} teacher)",
         {what: [line.average for line in lines]},
         errors=[line.standard_error for line in lines],
@@ -131,7 +121,6 @@ def accuracy(results: Results) -> Sheet:
 
 
 def first_errors(results: Results) -> Sheet:
-    """Where sampled solutions first go wrong."""
     lines = results.lines
     return Sheet(
         "Why: the first error",
@@ -139,14 +128,12 @@ def first_errors(results: Results) -> Sheet:
         ("model", *ERRORS),
         [(line.label, *(f"{line.errors[kind]:.1f}" for kind in ERRORS)) for line in lines],
         "+/− and ×: a wrong result by its operation; copying: a wrong operation, operand or answer; form: not a chain.",
-        results.hero,
         "% of samples",
         {kind: [line.errors[kind] for line in lines] for kind in ERRORS},
     )
 
 
 def theory(results: Results) -> Sheet:
-    """The probability of the right result of a step: closed form beside measurement."""
     asked = [(kind, what) for kind in KINDS for what in ("closed form", "measured")]
     return Sheet(
         "Theory beside it",
@@ -156,12 +143,10 @@ def theory(results: Results) -> Sheet:
         "Closed form: where expected training goes at a fixed context with labels d and teacher T. SFT: d; KD: "
         "c·T+(1−c)·d, a mixture; Target-SFT: ∝ T·(1−d)^(−1/η), a product of experts; a dash: none is known "
         "(the p-loss goes to a vertex).",
-        results.hero,
     )
 
 
 def demonstration(results: Results) -> Sheet:
-    """One demonstration token by token, and where more of them are."""
     shown, numbers = results.seeds[0].demonstration, ("student", "teacher", "gamma")
     noisy = "noisy " if any(token["slip"] for token in shown["tokens"]) else ""
     return Sheet(
@@ -218,7 +203,7 @@ def _mean(results: Results, label: str, kind: str, what: str) -> str:
 def present(report: DemoReport, out: Path, console: Console) -> None:
     """Show a report and leave it in `out`: results.json, index.html, accuracy.png."""
     for sheet in report.sheets:
-        console.print("", as_table(sheet), sep="\n")
+        console.print("", as_table(sheet, report.hero), sep="\n")
     console.print("\n[bold]What this says[/bold]")
     for sentence in report.findings:
         console.print(f"  • {sentence}", highlight=False)
@@ -235,7 +220,7 @@ def present(report: DemoReport, out: Path, console: Console) -> None:
         console.print(f"  {command}\n      [dim]{what}[/dim]", highlight=False, soft_wrap=True)
 
 
-def as_table(sheet: Sheet) -> RenderableType:
+def as_table(sheet: Sheet, strong: str | None) -> RenderableType:
     """A sheet for the terminal, with bars of its only series and its note below."""
     grid = Table(*sheet.columns)
     for column in grid.columns[1:]:
@@ -244,14 +229,13 @@ def as_table(sheet: Sheet) -> RenderableType:
     if values:
         grid.add_column("")
     for i, row in enumerate(sheet.rows):
-        style = "bold" if row[0] == sheet.strong else STYLES.get(row[-1].split(" ")[0], "")
+        style = "bold" if row[0] == strong else STYLES.get(row[-1].split(" ")[0], "")
         bar = [Bar(100, 0, values[i], width=BAR_WIDTH, color="cyan")] if values else []
         grid.add_row(*map(Text, row), *bar, style=style)
     return Group(Text(sheet.title, style="bold"), grid, Text(sheet.note, style="dim"))
 
 
 def webpage(report: DemoReport) -> str:
-    """The report as HTML."""
     body = f"<h2>What this says</h2>{items(report.findings)}"
     for sheet in report.sheets:
         body += f"<h2>{escape(sheet.heading)}</h2>"
@@ -273,7 +257,7 @@ def as_figure(sheet: Sheet) -> "Figure":
         if alone:
             series["error_x"] = {"type": "data", "array": sheet.errors, "color": GREY}
             series |= {"text": [f"{value:.1f}" for value in values], "textposition": "inside"}
-        if sheet.points:
+        if sheet.dots and not alone:
             fig.add_scatter(**series, mode="markers", marker={"color": colour, "size": 13})
         else:
             marker = {"color": sheet.colours or colour}
@@ -293,25 +277,24 @@ def write_picture(sheet: Sheet, path: Path) -> bool:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    labels = sheet.labels
+    labels, alone = sheet.labels, len(sheet.series) == 1
     picture = Figure(figsize=(7.2, 0.6 + 0.42 * len(labels)), dpi=160, layout="constrained")
     axes: Any = picture.add_subplot()
     for colour, (name, values) in zip(COLOURS, sheet.series.items()):
         dots = sheet.dots.get(name, [])
-        if sheet.points:
-            axes.plot(values, labels, "o", color=colour, label=name)
-            axes.legend(frameon=False)
-        else:
+        if alone:
             whiskers = {"xerr": sheet.errors, "error_kw": {"ecolor": "#333333", "capsize": 2}}
             axes.barh(labels, values, color=sheet.colours, **whiskers)
             for label, value, error in zip(labels, values, sheet.errors):
                 end = max([value + error, *(x for x, of in dots if of == label)])
                 axes.text(end + 1, label, f"{value:.1f}", va="center", fontsize=9)
-        small = colour if sheet.points else ORANGE
-        axes.plot([x for x, _ in dots], [label for _, label in dots], "o", color=small, markersize=3, alpha=0.6)
+        else:
+            axes.plot(values, labels, "o", color=colour, label=name)
+            axes.legend(frameon=False)
+        small = {"color": ORANGE if alone else colour, "markersize": 3, "alpha": 0.6}
+        axes.plot([x for x, _ in dots], [label for _, label in dots], "o", **small)
     axes.set(xlim=(0, 108), xlabel=sheet.unit)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path)
     return True

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 import qsft
-from qsft.demo.contenders import Method
 from qsft.demo.foundation import BASE_CRITERION, teacher_criterion
 from qsft.demo.measure import Knowledge, Measurement
-from qsft.demo.scenario import Scenario
+from qsft.demo.scenario import Method, Scenario
 from qsft.demo.world import ERRORS
 from qsft.evals.stats import Estimate, paired_difference, standard_error
 from qsft.page import static
@@ -62,7 +61,6 @@ class Results:
 
     @property
     def scenario(self) -> Scenario:
-        """What all seeds share."""
         return self.seeds[0].scenario
 
     @property
@@ -77,7 +75,6 @@ class Results:
         return max(candidates, key=lambda label: self.line(label).average, default=None)
 
     def line(self, label: str) -> Line:
-        """A model's line of the table."""
         models = [seed.models[label] for seed in self.seeds]
         by_seed = [model.average for model in models]
         return Line(
@@ -96,7 +93,6 @@ class Results:
         return paired_difference(100 * a, 100 * b)
 
     def record(self) -> dict[str, Any]:
-        """The results as JSON-able data."""
         return {
             "qsft": qsft.__version__,
             "settings": asdict(replace(self.scenario, seed=0)),
@@ -111,12 +107,10 @@ def findings(results: Results) -> list[str]:
     """One sentence or two per finding, the most important first: where Target-SFT wins, ties and loses."""
     if results.scenario.quick:
         return [QUICK]
-    parts = (_about_target_sft, _about_errors, _about_greedy, _about_the_world, _about_other_seeds)
-    return [*(sentence for part in parts for sentence in part(results)), LIMITS]
+    return [*_about_target_sft(results), *_about_the_rest(results), LIMITS]
 
 
 def ordering(results: Results) -> str:
-    """The methods from the best to the worst."""
     lines = sorted(results.lines[2:], key=lambda line: -line.average)
     return " > ".join(f"{line.label} {line.average:.1f}" for line in lines)
 
@@ -159,37 +153,25 @@ def _why(results: Results, hero: str, rival: Method) -> str:
     return ""
 
 
-def _about_errors(results: Results) -> Iterator[str]:
-    """What each method gets wrong first, most often."""
+def _about_the_rest(results: Results) -> Iterator[str]:
+    """What goes wrong first, whether sampling separates the methods, which seeds to mind, what other seeds gave."""
     worst = [(line, max(line.errors, key=lambda kind: line.errors[kind])) for line in results.lines[2:]]
     said = ", ".join(f"{line.label} in {kind} ({line.errors[kind]:.1f} %)" for line, kind in worst)
     yield f"Where samples go wrong first, most often: {said}."
-
-
-def _about_greedy(results: Results) -> Iterator[str]:
-    """Whether what separates the methods is how they sample."""
     lines = [results.line(method.label) for method in results.methods if not method.control]
     good = [line for line in lines if line.greedy >= max(line.greedy for line in lines) - TIE]
     ranked = sorted(good, key=lambda line: line.average)
     if ranked and ranked[-1].average - ranked[0].average > TIE:
-        worst, *_, best = ranked
+        worse, *_, best = ranked
         names = " and ".join([", ".join(line.label for line in good[:-1]), good[-1].label])
         yield (
-            f"At temperature 0 {names} tie within {TIE:g} points ({worst.label} {worst.greedy:.1f} %, "
+            f"At temperature 0 {names} tie within {TIE:g} points ({worse.label} {worse.greedy:.1f} %, "
             f"{best.label} {best.greedy:.1f} %): what separates them is sampling."
         )
-
-
-def _about_the_world(results: Results) -> Iterator[str]:
-    """Seeds whose base or teacher did not come to know what they should: their figures are about another world."""
     for seed in results.seeds:
         base, teacher = seed.knows[BASE], seed.knows[TEACHER]
         if not (BASE_CRITERION.met(base) and teacher_criterion(seed.scenario.teacher).met(teacher)):
             yield f"Mind seed {seed.scenario.seed}: its base or teacher does not know what it should, see above."
-
-
-def _about_other_seeds(results: Results) -> Iterator[str]:
-    """What the committed seeds of the demo gave, beside a single one of them."""
     known = committed_seeds()
     found: dict[str, list[float]] = known["averages"]
     labels = [method.label for method in results.methods if method.label in found]

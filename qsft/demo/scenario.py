@@ -1,11 +1,12 @@
-"""Every number of the demo in one place, the documents that follow from them, and the one way to train on documents.
+"""Every number of the demo in one place: worlds, methods, the documents that follow, and the one way to train on them.
 
 What is kept between runs is keyed by all the numbers that made it.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PrinterCallback,
 from qsft.demo import world
 from qsft.demo.world import ClockProblem, Writer, make_tokenizer
 from qsft.progress import Progress
+from qsft.recipe.keys import read_word
+from qsft.targets.target import Target
 from qsft.targets.view import IGNORED
+from qsft.targets.zoo import make_target
 from qsft.teacher.lookup import TeacherCache
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
@@ -114,6 +118,94 @@ TRAINING: dict[str, Any] = {
     "disable_tqdm": True,
 }
 
+# ---- methods ----
+
+RATE = "lr"  # in the place of a hyper-parameter: the method's own learning rate
+CALM = {"dft": 1e-3}  # the p-loss degrades at the others' learning rate
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table with its hyper-parameters.
+
+    control  what it is if it is shown, but not ranked as a method of the paper
+    curate   the data-level method that makes its demonstrations, if they are not the demonstrators' own
+    """
+
+    label: str
+    row: str
+    hparams: dict[str, Any] = field(default_factory=dict)
+    learning_rate: float | None = None
+    control: str = ""
+    curate: str | None = None
+
+    @property
+    def target(self) -> Target:
+        return make_target(self.row, **self.hparams)
+
+    @property
+    def slug(self) -> str:
+        """A name for a directory."""
+        hparams = [f"{key}{value}" for key, value in self.hparams.items()]
+        if self.learning_rate not in (None, CALM.get(self.row)):
+            hparams.append(f"{RATE}{self.learning_rate:g}")
+        return "-".join([*filter(None, [self.curate]), self.row, *hparams])
+
+
+METHODS = (
+    Method("SFT", "sft"),
+    Method("SFT(p)", "dft", learning_rate=CALM["dft"]),
+    Method("KD 0.8", "kd_hybrid", {"c": 0.8}),
+    Method("KD 1.0", "kd"),
+    Method("KD sharpened", "kd", {"temperature": 0.5}, control="the teacher at temperature 0.5"),
+    Method("Beyond log", "beyond_log", {"alpha": 0.5}, control="a loss without a teacher"),
+    Method("Target-SFT", "target", {"eta": 0.5}),
+)
+DATA_LEVEL = (
+    Method("RFT", "sft", curate="rft"),
+    Method("STaR", "sft", curate="star"),
+    Method("GRAPE", "sft", curate="grape"),
+    # Only its critical tokens are trained: at the others' learning rate everything between them is forgotten.
+    Method("CFT", "cft", learning_rate=2e-4, curate="critical"),
+)
+
+
+def parse_methods(words: list[str]) -> tuple[Method, ...]:
+    """Methods as the command line writes them: `sft`, `target:eta=0.2`, `kd:temperature=0.5,lr=1e-3`."""
+    methods = tuple(map(_parse, words))
+    repeated = [label for label, count in Counter(method.label for method in methods).items() if count > 1]
+    if repeated:
+        raise ValueError(f"--targets names {', '.join(repeated)} twice. Name each once.")
+    return methods
+
+
+def _parse(word: str) -> Method:
+    row, _, rest = word.partition(":")
+    given: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, _, value = part.partition("=")
+        if not value:
+            raise ValueError(f"--targets {word!r}: {part!r} is not key=value. Write for example target:eta=0.2.")
+        given[key] = read_word(value)
+    rate = given.pop(RATE, CALM.get(row))
+    method = Method(word, row, given, float(rate) if rate is not None else None)
+    same = (known for known in METHODS if known.target == method.target and known.learning_rate == rate)
+    return next(same, method)
+
+
+def find_data_level(words: list[str]) -> tuple[Method, ...]:
+    """Data-level methods by the names `qsft curate` knows, separated by spaces or commas."""
+    known = {str(method.curate): method for method in DATA_LEVEL}
+    names = dict.fromkeys(name for word in words for name in word.split(",") if name)
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"--methods {name!r} is not known. Choose of {', '.join(known)} (self_distill needs a base that has "
+                "read documents long enough for a solution and its rewriting; the demo's has not)."
+            )
+    return tuple(known[name] for name in names)
+
+
 # ---- documents ----
 
 
@@ -157,16 +249,6 @@ class Phases:
         self.console.print(f"  {name}: {text}", highlight=False, markup=False)
 
 
-class Steps(TrainerCallback):
-    """Advances the progress at every optimiser step."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.progress.advance()
-
-
 def fit(
     model: PreTrainedModel,
     data: Dataset,
@@ -178,6 +260,8 @@ def fit(
     **target: Any,
 ) -> None:
     """Train `model` for one epoch of `data`; `target` names the row (`target`, `target_kwargs`), SFT by default."""
+    steps: Any = TrainerCallback()
+    steps.on_step_end = lambda *_, **__: progress.advance()
     with TemporaryDirectory() as scratch:
         trainer = TargetSFTTrainer(
             model,
@@ -185,7 +269,7 @@ def fit(
             teacher=teacher,
             train_dataset=data,
             processing_class=make_tokenizer(),
-            callbacks=[Steps(progress)],
+            callbacks=[steps],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()

@@ -2,19 +2,18 @@
 the counts say in plain sentences, so that a target can be chosen before a GPU day is spent."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from qsft.explore.probe import AnyTarget, Document, Teacher, observe, teacher_label_probs
-from qsft.explore.tokens import Words, visible
-from qsft.losses.sums import HIGH, QUADRANTS, quadrant
-from qsft.targets.target import Mixture
+from qsft.explore.tokens import Document, Teacher, Words, observe, teacher_label_probs, visible
+from qsft.losses.sums import HIGH, QUADRANTS, UNKNOWN, quadrant
+from qsft.targets.target import Mixture, Target
 from qsft.targets.view import ROLES, Full, TokenView
 from qsft.targets.zoo import TARGETS
 
@@ -34,13 +33,13 @@ CAVEAT = "This reads probabilities before training; it is a reason to try a targ
 class Counts:
     """Sums over label tokens; documents are added one at a time and forgotten."""
 
-    targets: Mapping[str, AnyTarget]
+    targets: Mapping[str, Target]
     high: float = HIGH
     # documents, tokens, unknown (the teacher says nothing), label_in_topk, teacher_top1, student_top1
     of: Counter[str] = field(default_factory=Counter)
     histogram: np.ndarray = field(default_factory=lambda: np.zeros((BINS, BINS), dtype=np.int64))  # [p_T, p_θ]
     words: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in (*QUADRANTS, "all")})
-    moved: dict[str, np.ndarray] = field(default_factory=dict)  # per target: moved mass by quadrant
+    moved: Counter[tuple[str, str]] = field(default_factory=Counter)  # by target and quadrant: probability
     trained: Counter[str] = field(default_factory=Counter)
     # The teacher's first choice claims a probability; by the claim: how often made, how much claimed, how often right.
     claims: np.ndarray = field(default_factory=lambda: np.zeros((3, BINS)))
@@ -51,7 +50,7 @@ class Counts:
         """Count the tokens of a view that has a teacher."""
         p, t = view.label_logp.exp().cpu().numpy(), teacher_label_probs(view).cpu().numpy()
         kind, labels = quadrant(p, t, self.high), view.labels.cpu().numpy()
-        known = kind >= 0
+        known = kind != UNKNOWN
         top1 = int((view.logits.argmax(dim=-1) == view.labels).sum())
         self.of.update(tokens=len(p), unknown=int((~known).sum()), student_top1=top1)
         np.add.at(self.histogram, (_bin(t[known]), _bin(p[known])), 1)
@@ -59,7 +58,13 @@ class Counts:
         for index, name in enumerate(QUADRANTS):
             self.words[name].update(labels[kind == index].tolist())
         self._add_teacher(view)
-        self._add_targets(view, kind)
+        probs = (view.logits - view.lse[:, None]).exp()
+        for name, target in self.targets.items():
+            q = target(view)
+            # ½·Σ_v |scale·(p − Q)|: how much probability the target asks to move at each token
+            moved = (0.5 * q.scale.abs() * (probs - q.dense(probs)).abs().sum(dim=-1)).cpu().numpy()
+            self.trained[name] += int((moved >= MOVED).sum())
+            self.moved.update({(name, of): moved[kind == index].sum().item() for index, of in enumerate(QUADRANTS)})
 
     def _add_teacher(self, view: TokenView) -> None:
         """Count how often the teacher kept the label, and by claim how often its first choice is the label."""
@@ -78,14 +83,6 @@ class Counts:
             self.doubted[token] += excess
             self.chosen[token] += 1
 
-    def _add_targets(self, view: TokenView, kind: np.ndarray) -> None:
-        p = (view.logits - view.lse[:, None]).exp()
-        for name, target in self.targets.items():
-            moved = moved_mass(p, target(view)).cpu().numpy()
-            self.trained[name] += int((moved >= MOVED).sum())
-            by_quadrant = np.array([float(moved[kind == index].sum()) for index in range(len(QUADRANTS))])
-            self.moved[name] = self.moved.get(name, 0.0) + by_quadrant
-
 
 def measure_alignment(
     model: nn.Module,
@@ -94,7 +91,7 @@ def measure_alignment(
     teacher: Teacher,
     *,
     n: int = 200,
-    targets: Mapping[str, AnyTarget] | None = None,
+    targets: Mapping[str, Target] | None = None,
     high: float = HIGH,
 ) -> dict[str, Any]:
     """The numbers of the first `n` documents as JSON-able data: heat map, quadrants, words, what each target would do.
@@ -115,67 +112,57 @@ def measure_alignment(
     return _summary(counts, Words(tokenizer))
 
 
-def comparable_targets(yours: AnyTarget | None = None) -> dict[str, AnyTarget]:
+def comparable_targets(yours: Target | None = None) -> dict[str, Target]:
     """The named targets, with their defaults, that need no more than a teacher, and `yours` unless it is among them."""
-    made: dict[str, AnyTarget] = {name: build() for name, build in TARGETS.items()}
+    made: dict[str, Target] = {name: build() for name, build in TARGETS.items()}
     if yours is not None and yours not in made.values():
         made["yours"] = yours
     return {name: target for name, target in made.items() if target.needs <= set(ROLES)}
 
 
-def moved_mass(p: Tensor, q: Mixture) -> Tensor:
-    """½·Σ_v |scale·(p − Q)|: how much probability the target asks to move at each token."""
-    return 0.5 * q.scale.abs() * (p - q.dense(p)).abs().sum(dim=-1)
-
-
 def _summary(counts: Counts, words: Words) -> dict[str, Any]:
-    tokens = counts.of["tokens"]
-    known = tokens - counts.of["unknown"]
-    totals = {name: int(sum(counts.words[name].values())) for name in QUADRANTS}
+    def named(found: Counter[int]) -> list[tuple[int, str, Any]]:
+        return [(token, visible(words.alone(token)), count) for token, count in found.most_common(MOST_WORDS)]
+
+    tokens, all_words = counts.of["tokens"], counts.words["all"]
+    totals = {name: counts.words[name].total() for name in QUADRANTS}
+    moved = {name: sum(counts.moved[name, of] for of in QUADRANTS) for name in counts.targets}
+    filled = counts.claims[0] > 0
+    made, claimed, right = counts.claims[:, filled]
     return {
         "documents": counts.of["documents"],
         "label_tokens": tokens,
         "unknown_tokens": counts.of["unknown"],
         "high": counts.high,
         "quadrants": totals,
-        "shares": {name: total / known for name, total in totals.items()},
+        "shares": {name: total / (tokens - counts.of["unknown"]) for name, total in totals.items()},
         **{name: counts.of[name] / tokens for name in ("label_in_topk", "teacher_top1", "student_top1")},
         "histogram": counts.histogram.tolist(),
         "words": {
-            name: [
-                {"token": visible(words.alone(token)), "count": count, "of": counts.words["all"][token]}
-                for token, count in counts.words[name].most_common(MOST_WORDS)
-            ]
+            name: [{"token": text, "count": count, "of": all_words[i]} for i, text, count in named(counts.words[name])]
             for name in ("rescue", "filter")
         },
-        "targets": {name: _effect(counts, name) for name in counts.targets},
-        "reliability": _reliability(counts, words),
+        "targets": {
+            name: {
+                "trains_on": counts.trained[name] / tokens,
+                "moved": total / tokens,
+                "quadrants": {of: counts.moved[name, of] / (total or 1.0) for of in QUADRANTS},
+            }
+            for name, total in moved.items()
+        },
+        # By the probability of the teacher's first choice; and the first choices that the labels bear out least.
+        "reliability": {
+            "from": (np.arange(BINS)[filled] / BINS).tolist(),
+            "count": made.astype(int).tolist(),
+            "claimed": (claimed / made).tolist(),
+            "borne_out": (right / made).tolist(),
+            "doubted": [
+                {"token": text, "claims": counts.chosen[i], "excess": round(excess, 2)}
+                for i, text, excess in named(counts.doubted)
+                if excess > 0
+            ],
+        },
     }
-
-
-def _reliability(counts: Counts, words: Words) -> dict[str, Any]:
-    """By the probability of the teacher's first choice: how often it was made, the mean claim, how often it was right;
-    and the first choices that the labels bear out least."""
-    filled = counts.claims[0] > 0
-    made, claimed, right = counts.claims[:, filled]
-    return {
-        "from": (np.arange(BINS)[filled] / BINS).tolist(),
-        "count": made.astype(int).tolist(),
-        "claimed": (claimed / made).tolist(),
-        "borne_out": (right / made).tolist(),
-        "doubted": [
-            {"token": visible(words.alone(token)), "claims": counts.chosen[token], "excess": round(excess, 2)}
-            for token, excess in counts.doubted.most_common(MOST_WORDS)
-            if excess > 0
-        ],
-    }
-
-
-def _effect(counts: Counts, name: str) -> dict[str, Any]:
-    total, tokens = float(counts.moved[name].sum()), counts.of["tokens"]
-    shares = counts.moved[name] / (total or 1.0)
-    shown = dict(zip(QUADRANTS, shares.tolist()))
-    return {"trains_on": counts.trained[name] / tokens, "moved": total / tokens, "quadrants": shown}
 
 
 def _bin(values: np.ndarray) -> np.ndarray:
@@ -191,8 +178,8 @@ def in_words(data: Mapping[str, Any]) -> list[str]:
 
 
 def facts(data: Mapping[str, Any]) -> list[str]:
-    """What was counted."""
-    shares = {name: _percent(share) for name, share in data["shares"].items()}
+    shares, effects = {name: _percent(share) for name, share in data["shares"].items()}, data["targets"]
+    compared = [(name, effects[name]) for name in SHOWN if name in effects] or effects.items()
     return [
         f"Agreement, {shares['agree']} (Q3): both models find the label likely already. No target has much to do.",
         f"Correction, {shares['rescue']} (Q1, rescue): the teacher finds the label likely, the student does not. The "
@@ -201,24 +188,26 @@ def facts(data: Mapping[str, Any]) -> list[str]:
         "a rare fact or a mistake.",
         f"Student only, {shares['student_only']} (Q4): the student finds the label likely and the teacher does not. "
         "Matching the teacher alone would unlearn these.",
-        _sure_in_words(data["reliability"]),
+        _about_sure(data["reliability"])[0],
         f"The label is among the tokens the teacher kept at {_percent(data['label_in_topk'])} of the positions; it is "
         f"the teacher's first choice at {_percent(data['teacher_top1'])}, the student's at "
         f"{_percent(data['student_top1'])}.",
-        f"Share of tokens a target would train on (it asks at least 5 % of the probability to move): "
-        f"{_compared(data, lambda effect: effect['trains_on'])}.",
-        f"Part of a target's pull that falls on filter tokens: "
-        f"{_compared(data, lambda effect: effect['quadrants']['filter'])}.",
+        "Share of tokens a target would train on (it asks at least 5 % of the probability to move): "
+        + ", ".join(f"{name} {_percent(effect['trains_on'])}" for name, effect in compared)
+        + ".",
+        "Part of a target's pull that falls on filter tokens: "
+        + ", ".join(f"{name} {_percent(effect['quadrants']['filter'])}" for name, effect in compared)
+        + ".",
     ]
 
 
 def suggestions(data: Mapping[str, Any]) -> Iterator[str]:
-    """What the counts are a reason for."""
     shares = data["shares"]
     if shares["agree"] > 0.9:
         yield "The student writes this data almost by itself: whatever the target, there is little to learn."
     yield from _about_noise(data["targets"])
-    yield from _about_sure(data["reliability"])
+    if about_sure := _about_sure(data["reliability"])[1]:
+        yield about_sure
     if shares["rescue"] < 0.02:
         yield f"There is little for this teacher to correct. {_target_and_dft(data['targets'])}".strip()
     elif shares["rescue"] >= 0.5 * shares["filter"]:
@@ -237,11 +226,6 @@ def suggestions(data: Mapping[str, Any]) -> Iterator[str]:
             "of them (a larger k) or use tail='ghost'."
         )
     yield CAVEAT
-
-
-def _compared(data: Mapping[str, Any], value: Callable[[Mapping[str, Any]], float]) -> str:
-    shown = [name for name in SHOWN if name in data["targets"]] or list(data["targets"])
-    return ", ".join(f"{name} {_percent(value(data['targets'][name]))}" for name in shown)
 
 
 def _about_noise(targets: Mapping[str, Any]) -> Iterator[str]:
@@ -267,36 +251,23 @@ def _target_and_dft(targets: Mapping[str, Any]) -> str:
     return f"They differ all the same, in what they ask beside the label: {said}."
 
 
-def _sure(reliability: Mapping[str, Any]) -> tuple[int, float, float]:
-    """(number, mean claim, share borne out) of the claims of SURE or more."""
-    columns = (reliability[name] for name in ("from", "count", "claimed", "borne_out"))
-    sure = [(count, count * claim, count * right) for low, count, claim, right in zip(*columns) if low >= SURE - 1e-9]
-    count, claimed, right = (sum(column) for column in zip(*sure)) if sure else (0, 0.0, 0.0)
-    return int(count), claimed / max(count, 1), right / max(count, 1)
-
-
-def _sure_in_words(reliability: Mapping[str, Any]) -> str:
-    count, claimed, right = _sure(reliability)
-    if not count:
-        return f"The teacher is nowhere {SURE:.0%} sure of a token."
-    return (
-        f"Where the teacher is at least {SURE:.0%} sure of a token ({count:,} times, {_percent(claimed)} on average), "
-        f"the data write that token {_percent(right)} of the time."
+def _about_sure(reliability: Mapping[str, Any]) -> tuple[str, str]:
+    """How often the labels bear out what the teacher is sure of, and if that is a reason to trust it or to doubt it."""
+    counts = np.where(np.array(reliability["from"]) >= SURE - 1e-9, reliability["count"], 0)
+    if not counts.any():
+        return f"The teacher is nowhere {SURE:.0%} sure of a token.", ""
+    claimed, right = (counts @ np.array(reliability[name]) / counts.sum() for name in ("claimed", "borne_out"))
+    found = (
+        f"Where the teacher is at least {SURE:.0%} sure of a token ({counts.sum():,} times, {_percent(claimed)} on "
+        f"average), the data write that token {_percent(right)} of the time."
     )
-
-
-def _about_sure(reliability: Mapping[str, Any]) -> Iterator[str]:
-    """Whether the labels give a reason to trust the teacher or to doubt it."""
-    count, claimed, right = _sure(reliability)
-    if count and claimed - right <= GAP:
-        yield "What this teacher is sure of, the data bear out: they give no reason to doubt it."
-    elif count:
-        yield (
-            f"Of what this teacher is sure of, {_percent(claimed - right)} is not borne out. Either the demonstrations "
-            "slip there or the teacher is wrong: the numbers cannot tell which, and target and kd side with the "
-            "teacher. Read the tokens it is least borne out on; if it is the teacher, take a row that reads none (dft, "
-            "beyond_log)."
-        )
+    if claimed - right <= GAP:
+        return found, "What this teacher is sure of, the data bear out: they give no reason to doubt it."
+    return found, (
+        f"Of what this teacher is sure of, {_percent(claimed - right)} is not borne out. Either the demonstrations "
+        "slip there or the teacher is wrong: the numbers cannot tell which, and target and kd side with the teacher. "
+        "Read the tokens it is least borne out on; if it is the teacher, take a row that reads none (dft, beyond_log)."
+    )
 
 
 def _percent(share: float) -> str:

@@ -22,7 +22,7 @@ from qsft.targets.zoo import TARGETS
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-Showable = str | Target | LossTarget | Build
+Showable = str | Target | Build
 
 # Title and column of `evaluate`'s rows.
 PANELS = {
@@ -53,8 +53,8 @@ stands.</p>
 def targets_page(targets: Iterable[Showable] = (), *, named: bool = True) -> str:
     """The explorer as HTML: `targets` first, then (if `named`) every row of the table.
 
-    A target is a name, a Target, a LossTarget, or a function of hyper-parameters with defaults that returns one of
-    them; its sliders are the function's arguments.
+    A target is a name, a Target, or a function of hyper-parameters with defaults that returns one; its sliders are the
+    function's arguments.
     """
     shown = [_shown(target) for target in (*targets, *(TARGETS if named else ()))]
     if not shown:
@@ -83,7 +83,7 @@ def _shown(target: Showable) -> dict[str, Any]:
     if isinstance(target, str):
         row, build = entry(target), TARGETS[target]
         name, words = target, f"{row['title']} ({row['reference']})"
-    elif isinstance(target, Target | LossTarget):
+    elif isinstance(target, Target):
         own = target.record()["loss"] if isinstance(target, LossTarget) else formula(target)
         name, words, build = f"yours: {own}", repr(target), lambda: target
     else:
@@ -105,22 +105,18 @@ def _rounded(rows: torch.Tensor) -> list[list[float]]:
     return [[round(value, 6) for value in row] for row in rows.tolist()]
 
 
-def curves_figure(targets: Mapping[str, Target | LossTarget], *, teacher_p: float = 0.75) -> "Figure":
+def curves_figure(targets: Mapping[str, Target], *, teacher_p: float = 0.75) -> "Figure":
     """Loss, target and gradient over p_θ(y) of each named target; the teacher gives y the probability `teacher_p`."""
     from plotly.subplots import make_subplots
 
     fig = make_subplots(rows=1, cols=len(PANELS), subplot_titles=list(PANELS), horizontal_spacing=0.06)
     for i, (name, target) in enumerate(targets.items()):
-        rows, line = _along_p(target, teacher_p), {"color": COLOURS[i % len(COLOURS)], "width": 2.5}
+        fixed = {name: teacher_p if name == "teacher" else SITUATION[name][2] for name in situation_of(target)}
+        points = [Axis("p", "", grid.P_GRID, 0), *(Axis(name, "", (value,), 0) for name, value in fixed.items())]
+        rows, line = evaluate(target, points)[0], {"color": COLOURS[i % len(COLOURS)], "width": 2.5}
         shared = {"x": grid.P_GRID, "name": name, "legendgroup": name, "line": line}
         for column, panel in enumerate(PANELS.values(), start=1):
             fig.add_scatter(**shared, y=rows[:, panel].tolist(), showlegend=column == 1, row=1, col=column)
     fig.update_xaxes(title="p_θ(y)", range=[0, 1])
     margin, legend = {"l": 40, "r": 10, "t": 50, "b": 40}, {"orientation": "h", "y": -0.3}
     return fig.update_layout(height=320, margin=margin, legend=legend)
-
-
-def _along_p(target: Target | LossTarget, teacher_p: float) -> torch.Tensor:
-    fixed = {name: teacher_p if name == "teacher" else SITUATION[name][2] for name in situation_of(target)}
-    situation = [Axis("p", "", grid.P_GRID, 0), *(Axis(name, "", (value,), 0) for name, value in fixed.items())]
-    return evaluate(target, situation)[0]

@@ -9,7 +9,7 @@ page only looks numbers up.
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,9 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qsft.targets.fixed_point import fixed_point
-from qsft.targets.induced import LossTarget
 from qsft.targets.residual import FORMS, TAILS
-from qsft.targets.target import Mixture, Target
+from qsft.targets.target import Target
 from qsft.targets.view import SideInputs, TokenView, TopK
 
 TOKENS = ("y", "a", "b", "c", "d", "e")
@@ -31,7 +30,7 @@ STUDENT_REST = (0.45, 0.25, 0.15, 0.10, 0.05)
 TEACHER_REST = (0.20, 0.45, 0.20, 0.10, 0.05)  # its favourite alternative is another one than the student's
 DATA = (0.70, 0.12, 0.08, 0.05, 0.03, 0.02)  # how often each token follows this context in the data
 STEPS, STEP, STILL = 150, 0.9, 1e-5  # of the descent
-Build = Callable[..., Target | LossTarget]
+Build = Callable[..., Target]
 MOST_ROWS = 10_000  # of one target's table: keeps the page small
 
 # The values a slider stops at, by the hyper-parameter's name; a row's default is added where it is missing.
@@ -72,7 +71,7 @@ class Axis:
     @classmethod
     def of(cls, name: str, label: str, values: Sequence[Any], default: Any) -> "Axis":
         """An axis that starts at `default`, which is put among the values if it is not there."""
-        every = tuple(values) if default in values else tuple(sorted({*(v for v in values if v is not None), default}))
+        every = tuple(values) if default in values else tuple(sorted({*values, default}))
         return cls(name, label, every, every.index(default))
 
     def thinned(self) -> "Axis":
@@ -87,12 +86,12 @@ class Table(NamedTuple):
     situation: tuple[Axis, ...]
     hparams: tuple[Axis, ...]
     rows: Float[Tensor, "C S W"]
-    targets: tuple[Target | LossTarget | None, ...]  # per combination of hyper-parameters; None where refused
+    targets: tuple[Target | None, ...]  # per combination of hyper-parameters; None where refused
     refused: tuple[str, ...]
     closed: tuple[bool, ...]  # whether p* is a closed form
 
 
-def situation_of(target: Target | LossTarget) -> list[str]:
+def situation_of(target: Target) -> list[str]:
     """The names in SITUATION of what `target` reads; a reference's distribution varies as a teacher's does."""
     distribution = {"teacher"} if target.role and "ref_logp" not in target.needs else set()
     return [name for name in SITUATION if name in target.needs | distribution]
@@ -102,51 +101,41 @@ def tabulate(build: Build) -> Table:
     """The table of `build`, a function of hyper-parameters with defaults."""
     student = Axis.of("p", "p_θ(y), the student's probability of y", P_GRID, 0.3)
     situation = (student, *(Axis.of(name, *SITUATION[name]) for name in situation_of(build())))
-    hparams = _thinned(tuple(_hparam_axes(build)), math.prod(len(axis.values) for axis in situation))
-    combinations = list(itertools.product(*(axis.values for axis in hparams)))
-    cells = [_cell(build, dict(zip((a.name for a in hparams), values)), situation) for values in combinations]
-    rows, *others = zip(*cells)
-    return Table(situation, hparams, torch.stack(rows), *others)
+    size = math.prod(len(axis.values) for axis in situation)
+    hparams = _thinned(tuple(_hparam_axes(build)), size)
+    cells: list[tuple[Tensor, Target | None, str, bool]] = []
+    for values in itertools.product(*(axis.values for axis in hparams)):
+        try:
+            target = build(**dict(zip((axis.name for axis in hparams), values)))
+        except ValueError as error:  # a pair of hyper-parameters that the row refuses: the page says why
+            cells.append((torch.full((size, 2 + 3 * len(TOKENS)), math.nan), None, str(error), False))
+        else:
+            rows, closed = evaluate(target, situation)
+            cells.append((rows, target, "", closed))
+    tables, *others = zip(*cells)
+    return Table(situation, hparams, torch.stack(tables), *others)
 
 
-def _cell(build: Build, hparams: Mapping[str, Any], situation: Sequence[Axis]) -> tuple[Tensor, Any, str, bool]:
-    try:
-        target = build(**hparams)
-    except ValueError as error:  # a pair of hyper-parameters that the row refuses: the page says why
-        size = math.prod(len(axis.values) for axis in situation)
-        return torch.full((size, 2 + 3 * len(TOKENS)), math.nan), None, str(error), False
-    rows, closed = evaluate(target, situation)
-    return rows, target, "", closed
-
-
-def evaluate(target: Target | LossTarget, situation: Sequence[Axis]) -> tuple[Float[Tensor, "S W"], bool]:
+def evaluate(target: Target, situation: Sequence[Axis]) -> tuple[Float[Tensor, "S W"], bool]:
     """Loss, γ, Q, gradient and p* of `target` at every point of the situation's axes, and if p* is a closed form."""
     grid = torch.tensor(list(itertools.product(*(axis.values for axis in situation))), dtype=torch.float64)
     column = {axis.name: grid[:, i] for i, axis in enumerate(situation)}
     p, t = student_probs(column["p"]), teacher_probs(column.get("teacher", torch.full_like(grid[:, 0], 0.5)))
     labels = torch.zeros(len(grid), dtype=torch.int64)
     teacher = kept(t) if "teacher" in column else None
-    side = target.prepare(_side(column), teacher, lambda: column["p"].log())
+    given: dict[str, Any] = {name: column[name].log() for name in ("ref_logp", "old_logp") if name in column}
+    # Every point is a document.
+    side = SideInputs(**given, critical=column.get("critical"), document=torch.arange(len(grid)))
+    side = target.prepare(side, teacher, lambda: column["p"].log())
     view = TokenView.of(p.log(), labels, teacher, side)
     q = target(view)
     dense = q.dense(p)
     gradient = q.scale[:, None] * (p - dense)
-    end, closed = destination(target, p, t, side)
-    return torch.cat([token_losses(view, q)[:, None], q.gamma[:, None], dense, gradient, end], dim=-1), closed
-
-
-def token_losses(view: TokenView, q: Mixture) -> Float[Tensor, " N"]:
-    """scale·CE(Q, p) of each token, or the value of the user's own loss: what `target_loss` sums."""
-    if q.value is not None:
-        return q.scale * q.value
+    # CE(Q, p), or the value of the user's own loss: what `target_loss` sums.
     parts = [torch.where(mass == 0, 0.0, mass * dist.cross_entropy(view)) for mass, dist in q.terms]
-    return q.scale * torch.stack(parts).sum(dim=0)
-
-
-def _side(column: Mapping[str, Tensor]) -> SideInputs:
-    ref, old = (column[name].log() if name in column else None for name in ("ref_logp", "old_logp"))
-    each_its_own = torch.arange(len(column["p"]))  # every point is a document
-    return SideInputs(ref_logp=ref, old_logp=old, critical=column.get("critical"), document=each_its_own)
+    loss = q.scale * (torch.stack(parts).sum(dim=0) if q.value is None else q.value)
+    end, closed = destination(target, p, t, side)
+    return torch.cat([loss[:, None], q.gamma[:, None], dense, gradient, end], dim=-1), closed
 
 
 def _hparam_axes(build: Build) -> Iterator[Axis]:
@@ -154,15 +143,9 @@ def _hparam_axes(build: Build) -> Iterator[Axis]:
         default = parameter.default
         if default is inspect.Parameter.empty:
             raise ValueError(f"{build} needs a value for {name!r}: give every hyper-parameter a default to show it.")
-        values = VALUES.get(name, _around(default))
+        around = (0.25, 0.5, 1.0, 2.0, 4.0) if isinstance(default, float) and default > 0 else ()
+        values = VALUES.get(name, [default * factor for factor in around] or [default])
         yield Axis.of(name, name, [v for v in values if v is not None or default is None], default)
-
-
-def _around(default: Any) -> tuple[Any, ...]:
-    """Stops for a hyper-parameter nobody listed: multiples of its default."""
-    if isinstance(default, float) and default > 0:
-        return tuple(default * factor for factor in (0.25, 0.5, 1.0, 2.0, 4.0))
-    return (default,)
 
 
 def _thinned(axes: tuple[Axis, ...], situations: int) -> tuple[Axis, ...]:
@@ -195,10 +178,10 @@ def kept(probs: Float[Tensor, "N V"]) -> TopK:
 
 
 def destination(
-    target: Target | LossTarget, p: Float[Tensor, "N V"], t: Float[Tensor, "N V"], side: SideInputs | None = None
+    target: Target, p: Float[Tensor, "N V"], t: Float[Tensor, "N V"], side: SideInputs | None = None
 ) -> tuple[Float[Tensor, "N V"], bool]:
     """(p*, whether it is a closed form): where a target takes students p with teachers t, of which the top is kept."""
-    closed = None if isinstance(target, LossTarget) else closed_form(target, t)
+    closed = closed_form(target, t)
     return (descend(target, p, t, side), False) if closed is None else (closed, True)
 
 
@@ -213,7 +196,7 @@ def closed_form(target: Target, t: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]
 
 
 def descend(
-    target: Target | LossTarget, p: Float[Tensor, "N V"], t: Float[Tensor, "N V"], side: SideInputs | None = None
+    target: Target, p: Float[Tensor, "N V"], t: Float[Tensor, "N V"], side: SideInputs | None = None
 ) -> Float[Tensor, "N V"]:
     """The end of the natural-gradient flow dp = Σ_y d_y·scale·(Q(y) − p) from p: its rest points are training's."""
     n, v = p.shape

@@ -1,6 +1,6 @@
 """The picture of an alignment: P(p_T | p_θ) as a heat map, what each target would pull at, the words behind it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ MEANINGS = {
 }
 COLOURS = {"rescue": GREEN, "filter": ORANGE, "agree": SKY, "student_only": PINK}
 PATTERNS = {"rescue": "", "filter": "/", "agree": ".", "student_only": "x"}
-CORNERS = {"rescue": (0.25, 0.84), "agree": (0.75, 0.84), "filter": (0.25, 0.15), "student_only": (0.75, 0.15)}
+CORNERS = {"rescue": (0.25, 0.84), "filter": (0.25, 0.15), "agree": (0.75, 0.84), "student_only": (0.75, 0.15)}
 
 
 def alignment_figure(data: Mapping[str, Any]) -> "Figure":
@@ -44,11 +44,15 @@ def alignment_figure(data: Mapping[str, Any]) -> "Figure":
     )
     axis = {"range": [0, 1], "dtick": 0.25, "showgrid": False, "zeroline": False}
     line = {"type": "line", "line": {"color": "white", "width": 2, "dash": "dot"}}
+    corner = {"showarrow": False, "bgcolor": PAPER, "borderpad": 4, "opacity": 0.92}
     layout = go.Layout(
         xaxis={**axis, "title": "student, p_θ(y)"},
         yaxis={**axis, "title": "teacher, p_T(y)"},
         shapes=[{**line, "x0": high, "x1": high, "y0": 0, "y1": 1}, {**line, "x0": 0, "x1": 1, "y0": high, "y1": high}],
-        annotations=[_corner(name, data["shares"][name]) for name in QUADRANTS],
+        annotations=[
+            {**corner, "x": x, "y": y, "text": f"<b>{NAMES[name]}</b><br>{100 * data['shares'][name]:.1f} %"}
+            for name, (x, y) in CORNERS.items()
+        ],
         margin={"t": 12},
     )
     return go.Figure(heat, layout)
@@ -70,11 +74,8 @@ def pull_figure(data: Mapping[str, Any]) -> "Figure":
         )
         for kind in QUADRANTS
     ]
-    axes = {
-        "yaxis": {"autorange": "reversed", "showgrid": False},
-        "xaxis": {"title": "probability moved per label token"},
-    }
-    return go.Figure(bars, go.Layout(**axes, barmode="stack", bargap=0.3, legend={"traceorder": "normal"}))
+    x, y = {"title": "probability moved per label token"}, {"autorange": "reversed", "showgrid": False}
+    return go.Figure(bars, go.Layout(xaxis=x, yaxis=y, barmode="stack", bargap=0.3, legend={"traceorder": "normal"}))
 
 
 def reliability_figure(data: Mapping[str, Any]) -> "Figure":
@@ -109,17 +110,18 @@ def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and s
         f"<span>{NAMES[name]}: {MEANINGS[name]}</span></div>"
         for name in QUADRANTS
     )
-    height = 90 + 26 * len(data["targets"])
+    caption = (
+        "P(p_T | p_θ) on the label: where the student gives the label this probability (column), how likely the "
+        "teacher finds it. The lines part the four kinds of token, the paper's Q1 to Q4."
+    )
     body = (
-        f'<div class="grid tiles">{tiles}</div>{_threshold(data["high"])}<div class="grid" style="margin-top:1rem">'
-        + figure(alignment_figure(data), _HEAT_CAPTION, height=540)
+        # What the slider changes on the page is counted from the heat map's bins.
+        f'<div class="grid tiles">{tiles}</div>{_SLIDER.format(data["high"])}<div class="grid" style="margin-top:1rem">'
+        + figure(alignment_figure(data), caption, height=540)
         + f'<section class="card words"><h2>In words</h2>{items(facts(data))}'
         + f"<h3>What that suggests</h3>{items(suggestions(data))}</section></div>"
-        + '<h2>Is the teacher borne out?</h2><div class="grid">'
-        + figure(reliability_figure(data), _RELIABILITY_CAPTION, height=440, table=_claims(data))
-        + f'<section class="card">{_doubted(data)}</section></div>'
-        + "<h2>What each target would do with these tokens</h2>"
-        + figure(pull_figure(data), _PULL_CAPTION, height=height, table=_effects(data))
+        + _borne_out(data)
+        + _effects(data)
         + '<h2>The words behind it</h2><div class="grid">'
         + "".join(f'<section class="card">{words}</section>' for words in _words(data))
         + "</div>"
@@ -130,31 +132,12 @@ def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and s
     return page(title, body, lede=lede, style=_STYLE, data=carried, script=script)
 
 
-def _threshold(high: float) -> str:
-    """The slider that parts likely from unlikely; what it changes on the page is counted from the heat map's bins."""
-    return (
-        f'<p><label for="high">A label counts as likely from <output id="high-value">{high:g}</output></label> '
-        f'<input id="high" type="range" min="0.05" max="0.95" step="0.05" value="{high:g}"> '
-        '<span class="note">moves the shares and the lines of the heat map; for words, targets and sentences run the '
-        "command with --high</span></p>"
-    )
-
-
-_HEAT_CAPTION = (
-    "P(p_T | p_θ) on the label: where the student gives the label this probability (column), how likely the teacher "
-    "finds it. The lines part the four kinds of token, the paper's Q1 to Q4."
-)
-_RELIABILITY_CAPTION = (
-    "Where the teacher's first choice has this probability, how often it is the label; the size of a dot is the number "
-    "of tokens, its stem the gap to the claim. Below the diagonal either the teacher claims too much or the "
-    "demonstrations slip."
-)
-_PULL_CAPTION = (
-    "½·Σ|scale·(p − Q)| per label token at the default hyper-parameters: how much probability a target asks to move, "
-    "by kind of token."
-)
-
-
+_SLIDER = """
+<p><label for="high">A label counts as likely from <output id="high-value">{0:g}</output></label>
+<input id="high" type="range" min="0.05" max="0.95" step="0.05" value="{0:g}">
+<span class="note">moves the shares and the lines of the heat map; for words, targets and sentences run the command with
+--high</span></p>
+"""
 _STYLE = """
 .words h2 { margin: 0 0 0.6rem; }
 .words h3 { margin: 1rem 0 0.4rem; }
@@ -163,34 +146,39 @@ _STYLE = """
 """
 
 
-def _effects(data: Mapping[str, Any]) -> str:
-    columns = ("target", "trains on", "moved per token", *(f"part on {NAMES[kind]}" for kind in QUADRANTS))
-    rows: Sequence[Sequence[object]] = [
-        (name, e["trains_on"], e["moved"], *(e["quadrants"][kind] for kind in QUADRANTS))
-        for name, e in data["targets"].items()
-    ]
-    return table(columns, rows, "Trains on: share of tokens at which at least 5 % of the probability is asked to move")
-
-
-def _claims(data: Mapping[str, Any]) -> str:
+def _borne_out(data: Mapping[str, Any]) -> str:
     found = data["reliability"]
-    rows = list(zip(found["claimed"], found["borne_out"], found["count"]))
-    return table(("claimed", "borne out", "tokens"), rows, "The teacher's first choice, by its probability")
+    caption = (
+        "Where the teacher's first choice has this probability, how often it is the label; the size of a dot is the "
+        "number of tokens, its stem the gap to the claim. Below the diagonal either the teacher claims too much or the "
+        "demonstrations slip."
+    )
+    claims = list(zip(found["claimed"], found["borne_out"], found["count"]))
+    by_claim = table(("claimed", "borne out", "tokens"), claims, "The teacher's first choice, by its probability")
+    least = table(
+        ("token", "times chosen", "claimed minus borne out"),
+        [(one["token"], one["claims"], one["excess"]) for one in found["doubted"]],
+        "First choices of the teacher that the labels bear out least",
+    )
+    chart = figure(reliability_figure(data), caption, height=440, table=by_claim)
+    return f'<h2>Is the teacher borne out?</h2><div class="grid">{chart}<section class="card">{least}</section></div>'
+
+
+def _effects(data: Mapping[str, Any]) -> str:
+    caption = (
+        "½·Σ|scale·(p − Q)| per label token at the default hyper-parameters: how much probability a target asks to "
+        "move, by kind of token."
+    )
+    numbers = table(
+        ("target", "trains on", "moved per token", *(f"part on {NAMES[kind]}" for kind in QUADRANTS)),
+        [(name, e["trains_on"], e["moved"], *e["quadrants"].values()) for name, e in data["targets"].items()],
+        "Trains on: share of tokens at which at least 5 % of the probability is asked to move",
+    )
+    chart = figure(pull_figure(data), caption, height=90 + 26 * len(data["targets"]), table=numbers)
+    return f"<h2>What each target would do with these tokens</h2>{chart}"
 
 
 def _words(data: Mapping[str, Any]) -> Iterator[str]:
     for kind, words in data["words"].items():
         rows = [(word["token"], word["count"], f"{100 * word['count'] / word['of']:.0f} %") for word in words]
         yield table(("token", "times", "of its occurrences"), rows, f"Tokens that are most often {NAMES[kind]}")
-
-
-def _doubted(data: Mapping[str, Any]) -> str:
-    rows = [(one["token"], one["claims"], one["excess"]) for one in data["reliability"]["doubted"]]
-    columns = ("token", "times chosen", "claimed minus borne out")
-    return table(columns, rows, "First choices of the teacher that the labels bear out least")
-
-
-def _corner(name: str, share: float) -> dict[str, Any]:
-    x, y = CORNERS[name]
-    text = f"<b>{NAMES[name]}</b><br>{100 * share:.1f} %"
-    return {"x": x, "y": y, "text": text, "showarrow": False, "bgcolor": PAPER, "borderpad": 4, "opacity": 0.92}

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,14 @@ class Run:
 
 def read_run(directory: str | Path, name: str | None = None) -> Run:
     """The log of an output directory: its own trainer_state.json, or that of its newest checkpoint."""
-    path = _state_file(Path(directory))
+    directory = Path(directory)
+    checkpoints = sorted(directory.glob(f"checkpoint-*/{STATE}"), key=lambda file: int(file.parent.name.split("-")[-1]))
+    path = next((file for file in (directory / STATE, *reversed(checkpoints)) if file.is_file()), None)
+    if path is None:
+        raise FileNotFoundError(
+            f"there is no {STATE} in {directory} or its checkpoints. Give a run's output_dir; it is written with the "
+            "first checkpoint (save_strategy, save_steps) and at the end of training."
+        )
     try:
         history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
@@ -79,7 +86,7 @@ def read_run(directory: str | Path, name: str | None = None) -> Run:
     lines = tuple(line for line in history if isinstance(line.get("step"), int))
     if not lines:
         raise ValueError(f"{path} holds no logged step yet. Wait for the first one, or lower logging_steps.")
-    return Run(name or Path(directory).resolve().name, lines)
+    return Run(name or directory.resolve().name, lines)
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[Run]:
@@ -103,7 +110,11 @@ def run_figures(runs: Sequence[Run]) -> dict[str, list[tuple[str, "Figure"]]]:
 
 def run_page(runs: Sequence[Run], *, title: str | None = None) -> str:
     """The figures of one or several runs as HTML."""
-    key = "".join(f'<span class="key"><i style="{_key(i)}"></i>{escape(run.name)}</span>' for i, run in enumerate(runs))
+    key = "".join(
+        f'<span class="key"><i style="border-top: 3px {CSS_DASHES[i % len(DASHES)]} '
+        f'var(--{ROLES[COLOURS[i % len(COLOURS)]]})"></i>{escape(run.name)}</span>'
+        for i, run in enumerate(runs)
+    )
     sections = [
         f'<h2>{escape(heading)}</h2><div class="grid">{"".join(_card(runs, *one) for one in figures)}</div>'
         for heading, figures in run_figures(runs).items()
@@ -134,40 +145,21 @@ def _figure(runs: Sequence[Run], metric: str) -> "Figure":
 
     fig = go.Figure()
     for i, run in enumerate(runs):
-        if metric == "gamma":
-            fig.add_traces(list(_band(run, faint(COLOURS[i % len(COLOURS)]))))
+        colour = COLOURS[i % len(COLOURS)]
+        if metric == "gamma":  # the band between its quartiles: two invisible lines, the space between them filled
+            hidden = {"mode": "lines", "line": {"width": 0}, "fillcolor": faint(colour), "hoverinfo": "skip"}
+            for quartile, fill in zip(QUARTILES, (None, "tonexty")):
+                x, y = run.curve(quartile)
+                fig.add_scatter(x=x, y=y, fill=fill, **hidden)
         steps, values = run.curve(metric)
         mode = "lines" if len(steps) > 1 else "markers"
-        line = {"color": COLOURS[i % len(COLOURS)], "dash": DASHES[i % len(DASHES)], "width": 2}
+        line = {"color": colour, "dash": DASHES[i % len(DASHES)], "width": 2}
         fig.add_scatter(
             x=steps, y=values, name=escape(run.name), mode=mode, line=line, hovertemplate="step %{x}: %{y:.4g}"
         )
     fig.update_layout(showlegend=False, xaxis={"title": "step"}, margin={"t": 10, "b": 40}, hovermode="x unified")
     fig.update_yaxes(rangemode="tozero" if metric in SHARES else "normal")
     return fig
-
-
-def _band(run: Run, colour: str) -> Iterator[dict[str, Any]]:
-    """The band between the quartiles of γ, as two invisible lines with the space between them filled."""
-    for metric, fill in zip(QUARTILES, (None, "tonexty")):
-        steps, values = run.curve(metric)
-        style = {"mode": "lines", "line": {"width": 0, "color": colour}, "fillcolor": colour, "hoverinfo": "skip"}
-        yield {"type": "scatter", "x": steps, "y": values, "fill": fill, **style}
-
-
-def _key(i: int) -> str:
-    return f"border-top: 3px {CSS_DASHES[i % len(DASHES)]} var(--{ROLES[COLOURS[i % len(COLOURS)]]})"
-
-
-def _state_file(directory: Path) -> Path:
-    checkpoints = sorted(directory.glob(f"checkpoint-*/{STATE}"), key=lambda file: int(file.parent.name.split("-")[-1]))
-    found = [file for file in (directory / STATE, *reversed(checkpoints)) if file.is_file()]
-    if not found:
-        raise FileNotFoundError(
-            f"there is no {STATE} in {directory} or its checkpoints. Give a run's output_dir; it is written with the "
-            "first checkpoint (save_strategy, save_steps) and at the end of training."
-        )
-    return found[0]
 
 
 def _is_number(value: Any) -> bool:

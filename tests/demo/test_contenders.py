@@ -1,6 +1,6 @@
 import pytest
 
-from qsft.demo.contenders import METHODS, parse_methods
+from qsft.demo.scenario import METHODS, parse_methods
 
 
 def test_the_defaults_are_those_of_the_issue():

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from qsft.cli import main
-from qsft.demo.contenders import DATA_LEVEL, METHODS, SETTINGS, find_data_level, other_demonstrations
-from qsft.demo.scenario import Scenario, demonstrations
+from qsft.demo.experiment import SETTINGS, other_demonstrations
+from qsft.demo.scenario import DATA_LEVEL, METHODS, Scenario, demonstrations, find_data_level
 from qsft.demo.world import EOS, WORDS, ClockProblem, answer, given_answer, verify
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qsft.demo.contenders import METHODS
 from qsft.demo.foundation import BASE_CRITERION, teacher_criterion
 from qsft.demo.measure import Measurement
 from qsft.demo.report import as_figure, report_of, report_of_worlds
 from qsft.demo.results import BASE, LIMITS, QUICK, TEACHER, TOKENS, Results, SeedResult, committed_seeds, findings
-from qsft.demo.scenario import Scenario
+from qsft.demo.scenario import METHODS, Scenario
 from qsft.demo.world import ADDING, ERRORS, MULTIPLYING
 
 PAPER = {"SFT": 45.0, "SFT(p)": 83.0, "KD 0.8": 76.0, "KD 1.0": 85.0, "Target-SFT": 98.7}

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from qsft.demo import foundation
-from qsft.demo.contenders import METHODS
 from qsft.demo.foundation import demo_models, places, untrained
-from qsft.demo.scenario import Scenario, config_values, demonstrations, save
+from qsft.demo.scenario import METHODS, Scenario, config_values, demonstrations, save
 from qsft.demo.world import LENGTH, PROMPT_LENGTH
 from qsft.recipe.recipe_file import read_recipe
 from qsft.targets.view import IGNORED

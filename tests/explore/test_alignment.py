@@ -6,7 +6,7 @@ import pytest
 
 from qsft.explore.alignment import BINS, CAVEAT, comparable_targets, in_words, measure_alignment
 from qsft.explore.heatmap import alignment_figure, alignment_page, pull_figure, reliability_figure
-from qsft.explore.probe import read_document
+from qsft.explore.tokens import read_document
 from qsft.losses.sums import QUADRANTS
 from qsft.targets.zoo import make_target
 
@@ -18,8 +18,8 @@ def data(student, tokenizer, documents, cache):
 
 def test_counts_are_those_of_the_tokens(data, student, documents, cache):
     seen = [read_document(student, document, make_target("sft"), cache) for document in documents]
-    p, t = (np.concatenate([getattr(s, name) for s in seen]) for name in ("p", "t"))
-    quadrants = np.concatenate([s.quadrant for s in seen])
+    p, t = (np.concatenate([s[name] for s in seen]) for name in ("p", "t"))
+    quadrants = np.concatenate([s["quadrant"] for s in seen])
     assert data["documents"] == len(documents)
     assert data["label_tokens"] == len(p)
     assert data["quadrants"] == {name: int((quadrants == i).sum()) for i, name in enumerate(QUADRANTS)}
@@ -37,7 +37,7 @@ def test_what_targets_move(data):
 
 
 def test_sft_moves_one_minus_p(data, student, documents, cache):
-    p = np.concatenate([read_document(student, document, make_target("sft"), cache).p for document in documents])
+    p = np.concatenate([read_document(student, document, make_target("sft"), cache)["p"] for document in documents])
     assert data["targets"]["sft"]["moved"] == pytest.approx((1 - p).mean(), rel=1e-4)
     assert data["targets"]["sft"]["trains_on"] == pytest.approx((1 - p >= 0.05).mean())
 

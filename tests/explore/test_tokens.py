@@ -1,10 +1,11 @@
+import itertools
 import json
+import weakref
 
 import pytest
 
 from qsft.explore import tokens
-from qsft.explore.probe import read_document
-from qsft.explore.tokens import tokens_page, xray
+from qsft.explore.tokens import read_document, tokens_page, xray
 from qsft.losses.sums import QUADRANTS
 from qsft.targets.zoo import make_target
 
@@ -21,11 +22,11 @@ def test_the_numbers_are_those_of_the_probe(data, student, documents, cache):
     assert len(data["documents"]) == 5
     for shown, document in zip(data["documents"], documents):
         seen = read_document(student, document, make_target("target"), cache)
-        assert len(shown["tokens"]) == len(seen.p)
-        for row, p, t, gamma, q in zip(shown["tokens"], seen.p, seen.t, seen.gamma, seen.q):
+        assert len(shown["tokens"]) == len(seen["p"])
+        for row, p, t, gamma, q in zip(shown["tokens"], seen["p"], seen["t"], seen["gamma"], seen["q"]):
             assert (row[P], row[T], row[GAMMA], row[Q]) == pytest.approx((p, t, gamma, q), rel=1e-3)
-        assert shown["quadrants"] == {name: int((seen.quadrant == i).sum()) for i, name in enumerate(QUADRANTS)}
-        assert shown["means"]["p"] == pytest.approx(seen.p.mean(), rel=1e-3)
+        assert shown["quadrants"] == {name: int((seen["quadrant"] == i).sum()) for i, name in enumerate(QUADRANTS)}
+        assert shown["means"]["p"] == pytest.approx(seen["p"].mean(), rel=1e-3)
 
 
 def test_every_alternative_has_a_name_and_none_is_the_label(data):
@@ -49,6 +50,25 @@ def test_a_page_holds_no_more_tokens_than_it_can_show(monkeypatch, student, toke
     data = xray(student, tokenizer, documents, make_target("target"), cache)
     assert data["label_tokens"] == 20
     assert data["left_out"] > 0
+
+
+def test_documents_are_drawn_one_at_a_time_and_forgotten(student, tokenizer, documents, cache):
+    alive, most = weakref.WeakSet(), 0
+
+    class Tracked(dict):
+        __hash__ = object.__hash__
+
+    def endless():
+        nonlocal most
+        for number in itertools.count():
+            document = Tracked(documents[number % len(documents)])
+            alive.add(document)
+            most = max(most, len(alive))
+            yield document
+            del document
+
+    assert len(xray(student, tokenizer, endless(), make_target("target"), cache, n=30)["documents"]) == 30
+    assert most <= 2
 
 
 def test_without_a_teacher_there_is_no_quadrant(student, tokenizer, documents):

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,14 +19,15 @@ def test_words_of_a_word_level_tokenizer_keep_their_spaces(tokenizer):
     words = Words(tokenizer)
     ids = tokenizer("w1 w2 w3")["input_ids"]
     assert words.text(ids) == "w1 w2 w3"
-    assert words.after(None, ids[0]) + words.after(ids[0], ids[1]) + words.after(ids[1], ids[2]) == "w1 w2 w3"
+    assert words.alone(ids[0]) + words.after(ids[0], ids[1]) + words.after(ids[1], ids[2]) == "w1 w2 w3"
 
 
 def test_the_pieces_of_a_text_make_the_text():
     tokenizer = byte_level()
     ids = tokenizer("a b\nc")["input_ids"]
     words = Words(tokenizer)
-    assert "".join(words.after(before, token) for before, token in zip([None, *ids], ids)) == "a b\nc"
+    rest = "".join(words.after(before, token) for before, token in pairwise(ids))
+    assert words.alone(ids[0]) + rest == "a b\nc"
 
 
 def test_half_a_character_is_shown_as_the_tokenizer_spells_it():

@@ -22,19 +22,10 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from qsft.demo import world
 from qsft.demo.measure import Knowledge, knowledge
 from qsft.demo.scenario import MODEL, TRAINING, Phase, Phases, Scenario, as_dataset, fit, load, save
-from qsft.demo.world import (
-    ADDING,
-    IDS,
-    MODULUS,
-    MULTIPLYING,
-    PROMPT_LENGTH,
-    TEACHERS,
-    WORDS,
-    chains,
-    pretraining_corpus,
-)
+from qsft.demo.world import ADDING, MODULUS, MULTIPLYING, TEACHERS, WORDS, chains, pretraining_corpus
 from qsft.files import read_json, write_json
 from qsft.fingerprints import digest_json, file_digest
 from qsft.processes import local_rank
@@ -76,7 +67,6 @@ BASE_CRITERION = Criterion(SOME)  # with half of the products no target has enou
 
 
 def teacher_criterion(teacher: str) -> Criterion:
-    """A teacher knows as many of the products as it is right about."""
     return Criterion(1.0 - TEACHERS[teacher].wrong_below / MODULUS, exactly=True)
 
 
@@ -91,8 +81,7 @@ def places(scenario: Scenario) -> DemoModels:
     return DemoModels(place_of("base", base), place_of("teacher", teacher))
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(NamedTuple):
     """How a model comes about: from one of several starts it reads `documents`, first in one phase, then more of them,
     until it knows enough; of each document the first `prompt` tokens are no labels."""
 
@@ -125,7 +114,7 @@ def make_models(scenario: Scenario, phases: Phases) -> DemoModels:
     corpus, lessons = partial(pretraining_corpus, seed=seed), partial(chains, TEACHERS[scenario.teacher], seed=seed)
     tuned, own = [partial(load, models.base)], teacher_criterion(scenario.teacher)
     base = Course("pretrain the base", BASE_CRITERION, scenario.pretraining, fresh, corpus)
-    teacher = Course("tune the teacher", own, scenario.teaching, tuned, lessons, PROMPT_LENGTH)
+    teacher = Course("tune the teacher", own, scenario.teaching, tuned, lessons, world.PROMPT_LENGTH)
     for course, path in zip((base, teacher), models):
         if is_intact(path):
             phases.say(course.name, f"kept from an earlier run in {path}")
@@ -133,7 +122,7 @@ def make_models(scenario: Scenario, phases: Phases) -> DemoModels:
             if path.exists():
                 phases.say(course.name, f"what was kept in {path} is damaged: made again")
             keep(path, partial(course.train, scenario, phases))
-        known = remembered(path)["knows"]
+        known = read_json(path / RECORD, remedy="Delete the directory; it is made again.")["remembered"]["knows"]
         said = ", ".join(f"{share:.0%} of {kind}" for kind, share in known.items())
         verdict = "as it should" if course.criterion.met(known) else "NOT as it should"
         phases.say(course.name, f"it knows {said}: {verdict} ({course.criterion})")
@@ -141,8 +130,7 @@ def make_models(scenario: Scenario, phases: Phases) -> DemoModels:
 
 
 def untrained(seed: int) -> PreTrainedModel:
-    """A random model of the demo's size."""
-    ends: dict[str, Any] = {f"{name}_token_id": IDS[f"<{name}>"] for name in ("bos", "eos", "pad")}
+    ends: dict[str, Any] = {f"{name}_token_id": world.IDS[f"<{name}>"] for name in ("bos", "eos", "pad")}
     config = AutoConfig.for_model(vocab_size=len(WORDS), **MODEL, **ends)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -169,12 +157,12 @@ def is_intact(path: Path) -> bool:
 
 
 def keep(path: Path, save: Callable[[Path], Mapping[str, Any]]) -> None:
-    """Let `save` fill a directory and put it at `path` in one step; what it returns is for `remembered`."""
+    """Let `save` fill a directory and put it at `path` in one step; what it returns is remembered in the record."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
         unfinished = Path(scratch, path.name)
         unfinished.mkdir()
-        said = dict(save(unfinished))
+        said = save(unfinished)
         files = {str(f.relative_to(unfinished)): file_digest(f) for f in unfinished.rglob("*") if f.is_file()}
         write_json(unfinished / RECORD, {"remembered": said, "files": files})
         if path.exists() and not is_intact(path):
@@ -184,11 +172,6 @@ def keep(path: Path, save: Callable[[Path], Mapping[str, Any]]) -> None:
         except OSError:
             if not is_intact(path):  # unless another process was first, with the same thing
                 raise
-
-
-def remembered(path: Path) -> dict[str, Any]:
-    """What was said about the making of a kept directory."""
-    return dict(read_json(path / RECORD, remedy="Delete the directory; it is made again.")["remembered"])
 
 
 # ---- for recipes ----

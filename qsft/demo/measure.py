@@ -8,7 +8,6 @@ distillation to a mixture of T and d, Target-SFT to T·(1−d)^(−1/η), a prod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from random import Random
 
 import torch
@@ -122,7 +121,6 @@ class Contexts:
         return self._by_kind(distributions.gather(-1, self.right[:, None])[:, 0])
 
     def known_by_kind(self, distributions: Tensor) -> dict[str, float]:
-        """The share of contexts whose likeliest result is the right one."""
         return self._by_kind(distributions.argmax(dim=-1) == self.right)
 
     def predicted(self, target: Target, noise: float, teacher: Tensor) -> dict[str, float] | None:
@@ -137,7 +135,6 @@ class Contexts:
         return {kind: float(values[mask].double().mean()) for kind, mask in masks.items() if mask.any()}
 
 
-@cache
 def every_fact() -> Contexts:
     """One context for each of the 300 facts: the first step of a problem."""
     asked = [(operation, operand) for operation in OPERATIONS for operand in range(len(NUMBERS))]
@@ -148,4 +145,5 @@ def every_fact() -> Contexts:
 
 def knowledge(model: PreTrainedModel) -> Knowledge:
     """The shares of the 200 sums and differences and of the 100 products that the model gets right, if it must say."""
-    return every_fact().known_by_kind(every_fact().numbers(model))
+    facts = every_fact()
+    return facts.known_by_kind(facts.numbers(model))

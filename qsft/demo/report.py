@@ -2,7 +2,6 @@
 that works offline, a picture for slides and READMEs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,29 +26,15 @@ LEDE = (
 )
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """A table and, where it has a `unit`, a chart: a single series as bars, several stacked or (with dots) as points.
-
-    note              what one should know to read it
-    errors, colours   of a single series, by row
-    dots              by series: (value, row's name) of every seed
-    """
+class Sheet(NamedTuple):
+    """A table and its chart; `note` is what one should know to read them."""
 
     heading: str
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     note: str
-    unit: str = ""
-    series: dict[str, list[float]] = field(default_factory=dict)
-    errors: list[float] = field(default_factory=list)
-    colours: list[str] = field(default_factory=list)
-    dots: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
-
-    @property
-    def labels(self) -> list[str]:
-        return [row[0] for row in self.rows]
+    chart: "Figure | None" = None
 
 
 class DemoReport(NamedTuple):
@@ -93,9 +78,7 @@ def side_by_side(worlds: Mapping[str, Results]) -> Sheet:
         "right: the demo's own world; wrong: a teacher that is sure that every product is one larger; half-wrong: the "
         "products of 0 to 4 only; clean: demonstrations without slips. ± is the standard error over seeds, or with a "
         "single seed over problems.",
-        unit,
-        {name: [line.average for line in each] for name, each in lines.items()},
-        dots={name: _dots(each) for name, each in lines.items()},
+        as_chart(unit, lines, dots=True),
     )
 
 
@@ -112,11 +95,12 @@ def accuracy(results: Results) -> Sheet:
         ("model", what, "greedy", f"pass@{scenario.samples}"),
         [(line.label, _with_error(line), f"{line.greedy:.1f}", f"{line.pass_at_n:.1f}") for line in lines],
         " ".join(notes),
-        f"{what} in % (noise {scenario.noise:g}, {scenario.teacher} teacher)",
-        {what: [line.average for line in lines]},
-        errors=[line.standard_error for line in lines],
-        colours=[SKY, SKY, *(GREY if line.label in controls else BLUE for line in lines[2:])],
-        dots={what: _dots(lines)} if seeds > 1 else {},
+        as_chart(
+            f"{what} in % (noise {scenario.noise:g}, {scenario.teacher} teacher)",
+            {what: lines},
+            dots=seeds > 1,
+            colours=[SKY, SKY, *(GREY if line.label in controls else BLUE for line in lines[2:])],
+        ),
     )
 
 
@@ -128,8 +112,7 @@ def first_errors(results: Results) -> Sheet:
         ("model", *ERRORS),
         [(line.label, *(f"{line.errors[kind]:.1f}" for kind in ERRORS)) for line in lines],
         "+/− and ×: a wrong result by its operation; copying: a wrong operation, operand or answer; form: not a chain.",
-        "% of samples",
-        {kind: [line.errors[kind] for line in lines] for kind in ERRORS},
+        as_chart("% of samples", dict.fromkeys(ERRORS, lines)),
     )
 
 
@@ -186,15 +169,40 @@ def _with_error(line: Line) -> str:
     return f"{line.average:.1f} ± {line.standard_error:.1f}"
 
 
-def _dots(lines: list[Line]) -> list[tuple[float, str]]:
-    return [(value, line.label) for line in lines for value in line.by_seed]
-
-
 def _mean(results: Results, label: str, kind: str, what: str) -> str:
     """The mean over seeds of one entry of the comparison; a dash where a seed has none."""
     entries = [seed.closed_form[label][what] for seed in results.seeds]
     values = [entry[kind] for entry in entries if entry is not None and kind in entry]
     return f"{100 * sum(values) / len(values):.1f}" if values else "–"
+
+
+def as_chart(
+    unit: str, series: Mapping[str, list[Line]], *, dots: bool = False, colours: list[str] | None = None
+) -> "Figure":
+    """By series a value of each line: its share of the errors of that name, stacked, or its average.
+
+    Averages are bars, of several series points; `dots` are its seeds.
+    """
+    import plotly.graph_objects as go
+
+    fig, alone = go.Figure(), len(series) == 1
+    for colour, (name, lines) in zip(COLOURS, series.items()):
+        labels, values = zip(*((line.label, line.errors.get(name, line.average)) for line in lines))
+        hover = f"%{{y}}, {name}: %{{x:.1f}} %<extra></extra>"
+        shared: dict[str, Any] = {"name": name, "x": values, "y": labels, "hovertemplate": hover}
+        if alone:
+            shared["error_x"] = {"type": "data", "array": [line.standard_error for line in lines], "color": GREY}
+            shared |= {"text": [f"{value:.1f}" for value in values], "textposition": "inside"}
+        if dots and not alone:
+            fig.add_scatter(**shared, mode="markers", marker={"color": colour, "size": 13})
+        else:
+            fig.add_bar(**shared, marker={"color": colours or colour}, orientation="h", insidetextanchor="start")
+        if dots:
+            x, y = zip(*((value, line.label) for line in lines for value in line.by_seed))
+            small = {"color": ORANGE if alone else colour, "size": 6, "opacity": 0.6}
+            fig.add_scatter(x=x, y=y, mode="markers", name="one seed", marker=small, showlegend=alone)
+    axes = {"xaxis": {"title": {"text": unit}, "rangemode": "tozero"}, "yaxis": {"autorange": "reversed"}}
+    return fig.update_layout(**axes, barmode="stack", legend={"traceorder": "normal"}, showlegend=len(fig.data) > 1)
 
 
 # ---- where it is shown ----
@@ -210,7 +218,7 @@ def present(report: DemoReport, out: Path, console: Console) -> None:
     write_json(out / "results.json", report.record)
     write_page(out / "index.html", webpage(report))
     written = ["results.json", "index.html"]
-    if write_picture(report.sheets[0], out / "accuracy.png"):
+    if write_picture(report.sheets[0].chart, out / "accuracy.png"):
         written.append("accuracy.png")
     else:
         console.print("accuracy.png was left out: it needs matplotlib (pip install 'qsft[demo]').", markup=False)
@@ -221,11 +229,12 @@ def present(report: DemoReport, out: Path, console: Console) -> None:
 
 
 def as_table(sheet: Sheet, strong: str | None) -> RenderableType:
-    """A sheet for the terminal, with bars of its only series and its note below."""
+    """A sheet for the terminal, with its bars if it has one series of them and its note below."""
     grid = Table(*sheet.columns)
     for column in grid.columns[1:]:
         column.justify = "right" if column.header else "left"
-    values = next(iter(sheet.series.values())) if len(sheet.series) == 1 else []
+    bars = [trace.x for trace in sheet.chart.data if trace.type == "bar"] if sheet.chart else []
+    values = bars[0] if len(bars) == 1 else []
     if values:
         grid.add_column("")
     for i, row in enumerate(sheet.rows):
@@ -239,61 +248,34 @@ def webpage(report: DemoReport) -> str:
     body = f"<h2>What this says</h2>{items(report.findings)}"
     for sheet in report.sheets:
         body += f"<h2>{escape(sheet.heading)}</h2>"
-        if sheet.unit:
-            body += figure(as_figure(sheet), f"{sheet.title}. {sheet.note}", height=380)
+        if sheet.chart:
+            body += figure(sheet.chart, f"{sheet.title}. {sheet.note}", height=380)
         body += table(sheet.columns, sheet.rows, sheet.title) + f'<p class="note">{escape(sheet.note)}</p>'
     body += "<h2>What to run next</h2>" + table(("command", "what it does"), report.commands)
     return page("The paper's effect in a small world", body, lede=LEDE)
 
 
-def as_figure(sheet: Sheet) -> "Figure":
-    """A sheet's chart: bars with their errors, stacked bars or points, and a small dot for every seed."""
-    import plotly.graph_objects as go
-
-    fig, alone = go.Figure(), len(sheet.series) == 1
-    for colour, (name, values) in zip(COLOURS, sheet.series.items()):
-        hover = f"%{{y}}, {name}: %{{x:.1f}} %<extra></extra>"
-        series: dict[str, Any] = {"name": name, "x": values, "y": sheet.labels, "hovertemplate": hover}
-        if alone:
-            series["error_x"] = {"type": "data", "array": sheet.errors, "color": GREY}
-            series |= {"text": [f"{value:.1f}" for value in values], "textposition": "inside"}
-        if sheet.dots and not alone:
-            fig.add_scatter(**series, mode="markers", marker={"color": colour, "size": 13})
-        else:
-            marker = {"color": sheet.colours or colour}
-            fig.add_bar(**series, marker=marker, orientation="h", insidetextanchor="start")
-        if name in sheet.dots:
-            x, y = zip(*sheet.dots[name])
-            small = {"color": ORANGE if alone else colour, "size": 6, "opacity": 0.6}
-            fig.add_scatter(x=x, y=y, mode="markers", name="one seed", marker=small, showlegend=alone)
-    axes = {"xaxis": {"title": {"text": sheet.unit}, "rangemode": "tozero"}, "yaxis": {"autorange": "reversed"}}
-    fig.update_layout(**axes, barmode="stack", legend={"traceorder": "normal"}, showlegend=len(fig.data) > 1)
-    return fig
-
-
-def write_picture(sheet: Sheet, path: Path) -> bool:
-    """Write a sheet's bars or points as a PNG; False without matplotlib, which comes with the extra `demo`."""
+def write_picture(chart: Any, path: Path) -> bool:
+    """Write a chart of bars or points as a PNG; False without matplotlib, which comes with the extra `demo`."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    labels, alone = sheet.labels, len(sheet.series) == 1
-    picture = Figure(figsize=(7.2, 0.6 + 0.42 * len(labels)), dpi=160, layout="constrained")
+    first, *others = chart.data
+    picture = Figure(figsize=(7.2, 0.6 + 0.42 * len(first.y)), dpi=160, layout="constrained")
     axes: Any = picture.add_subplot()
-    for colour, (name, values) in zip(COLOURS, sheet.series.items()):
-        dots = sheet.dots.get(name, [])
-        if alone:
-            whiskers = {"xerr": sheet.errors, "error_kw": {"ecolor": "#333333", "capsize": 2}}
-            axes.barh(labels, values, color=sheet.colours, **whiskers)
-            for label, value, error in zip(labels, values, sheet.errors):
-                end = max([value + error, *(x for x, of in dots if of == label)])
-                axes.text(end + 1, label, f"{value:.1f}", va="center", fontsize=9)
-        else:
-            axes.plot(values, labels, "o", color=colour, label=name)
-            axes.legend(frameon=False)
-        small = {"color": ORANGE if alone else colour, "markersize": 3, "alpha": 0.6}
-        axes.plot([x for x, _ in dots], [label for _, label in dots], "o", **small)
-    axes.set(xlim=(0, 108), xlabel=sheet.unit)
+    if first.type == "bar":
+        whiskers = {"xerr": first.error_x.array, "error_kw": {"ecolor": "#333333", "capsize": 2}}
+        axes.barh(first.y, first.x, color=first.marker.color, **whiskers)
+        for label, value, error in zip(first.y, first.x, first.error_x.array):
+            end = max([value + error, *(x for dots in others for x, of in zip(dots.x, dots.y) if of == label)])
+            axes.text(end + 1, label, f"{value:.1f}", va="center", fontsize=9)
+    for dots in chart.data if first.type == "scatter" else others:
+        look = {"color": dots.marker.color, "markersize": dots.marker.size / 2, "alpha": dots.marker.opacity}
+        axes.plot(dots.x, dots.y, "o", **look, label=dots.name if dots.showlegend is None else None)
+    if first.type == "scatter":
+        axes.legend(frameon=False)
+    axes.set(xlim=(0, 108), xlabel=chart.layout.xaxis.title.text)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     picture.savefig(path)

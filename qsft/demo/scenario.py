@@ -145,7 +145,6 @@ class Method:
 
     @property
     def slug(self) -> str:
-        """A name for a directory."""
         hparams = [f"{key}{value}" for key, value in self.hparams.items()]
         if self.learning_rate not in (None, CALM.get(self.row)):
             hparams.append(f"{RATE}{self.learning_rate:g}")
@@ -217,7 +216,6 @@ def demonstrations(scenario: Scenario) -> Dataset:
 
 
 def recipe_rows(seed: int) -> Dataset:
-    """What the recipe `demo` trains on."""
     return demonstrations(Scenario(seed=seed))
 
 

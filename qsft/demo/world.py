@@ -47,7 +47,6 @@ KINDS = (ADDING, MULTIPLYING)  # of steps
 
 
 def encode(words: Iterable[str]) -> list[int]:
-    """The ids of words, as the tokenizer gives them."""
     return [IDS[word] for word in words]
 
 
@@ -122,7 +121,6 @@ class Writer:
     wrong_below: int = 0
 
     def operation(self, random: Random) -> str:
-        """A random operation: multiplication with its own frequency, addition and subtraction alike."""
         sign = TIMES if random.random() < self.multiplying else random.choice((PLUS, MINUS))
         return sign + random.choice(NUMBERS)
 
@@ -136,7 +134,6 @@ class Writer:
         return random.choice(words)
 
     def result(self, operation: str, operand: int, random: Random) -> int:
-        """What this writer takes for the result."""
         right = fact(operation, operand)
         if operation[0] == TIMES and operand < self.wrong_below:
             right += 1
@@ -145,12 +142,10 @@ class Writer:
         return (right + off_by * slip) % MODULUS
 
     def step(self, operation: str, operand: int, random: Random) -> list[str]:
-        """One fact in words: operation, operand, equals, result."""
         result = self.result(operation, operand, random)
         return [operation, str(operand), self.word(EQUALS, random), str(result)]
 
     def solution(self, problem: ClockProblem, random: Random) -> list[str]:
-        """The chain of thought, the answer and <eos>."""
         words, value = [], str(problem.start)
         for openers, operation in zip(OPENERS, problem.operations):
             words += [self.word(openers, random), *self.step(operation, int(value), random)]
@@ -186,13 +181,11 @@ def _pretraining_document(random: Random) -> list[str]:
     if kind < 0.95:
         problem = writer.problem(random)
         document = [*problem.prompt, *writer.solution(problem, random)]
-        return _break_off(document, random) if random.random() < 0.2 else document
+        if random.random() < 0.2:
+            cut = random.randrange(PROMPT_LENGTH, LENGTH - 2)
+            document = [*document[:cut], *random.choices(RAMBLINGS, k=LENGTH - 1 - cut), EOS]
+        return document
     return [BOS, *random.choices(WORDS[4:], k=LENGTH - 1)]
-
-
-def _break_off(document: list[str], random: Random) -> list[str]:
-    cut = random.randrange(PROMPT_LENGTH, LENGTH - 2)
-    return [*document[:cut], *random.choices(RAMBLINGS, k=LENGTH - 1 - cut), EOS]
 
 
 def chains(writer: Writer, count: int, seed: int, *, without: frozenset[ClockProblem] = frozenset()) -> list[list[str]]:

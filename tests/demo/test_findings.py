@@ -8,7 +8,7 @@ import pytest
 
 from qsft.demo.foundation import BASE_CRITERION, teacher_criterion
 from qsft.demo.measure import Measurement
-from qsft.demo.report import as_figure, report_of, report_of_worlds
+from qsft.demo.report import report_of, report_of_worlds
 from qsft.demo.results import BASE, LIMITS, QUICK, TEACHER, TOKENS, Results, SeedResult, committed_seeds, findings
 from qsft.demo.scenario import METHODS, Scenario
 from qsft.demo.world import ADDING, ERRORS, MULTIPLYING
@@ -116,7 +116,9 @@ def test_several_worlds_are_one_table_with_the_order_of_the_methods_in_each():
     table = report.sheets[0]
     assert table.columns == ("model", "right", "wrong")
     assert table.rows[-1] == ("Target-SFT", "98.7 ± 0.0", "36.0 ± 0.0")
-    assert table.dots["wrong"][-2:] == [(36.0, "Target-SFT")] * 2
+    *_, points, dots = table.chart.data
+    assert (points.name, points.x[-1]) == ("wrong", 36.0)
+    assert list(zip(dots.x, dots.y))[-2:] == [(36.0, "Target-SFT")] * 2
     assert "right: Target-SFT 98.7 > KD sharpened 98.0 > Beyond log 95.0 > KD 1.0 85.0" in " ".join(report.findings)
     assert "KD 0.8 76.0 > SFT 45.0 > Target-SFT 36.0." in " ".join(report.findings)
     assert list(report.record["worlds"]) == ["right", "wrong"]
@@ -135,8 +137,8 @@ def test_several_seeds_spread_over_seeds():
 
 
 def test_every_seed_is_a_dot_on_the_page():
-    bars, dots = as_figure(report_of(make_results(PAPER, seeds=3)).sheets[0]).data
+    bars, dots = report_of(make_results(PAPER, seeds=3)).sheets[0].chart.data
     assert dots.name == "one seed"
     assert list(zip(dots.y, dots.x))[-3:] == [("Target-SFT", 98.7)] * 3
     assert len(dots.x) == 3 * len(bars.y)
-    assert len(as_figure(report_of(make_results(PAPER)).sheets[0]).data) == 1
+    assert len(report_of(make_results(PAPER)).sheets[0].chart.data) == 1

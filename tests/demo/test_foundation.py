@@ -72,7 +72,7 @@ def test_what_is_kept_is_intact_and_remembers_what_was_said(home):
     path = kept()
     assert path.parent == home
     assert foundation.is_intact(path)
-    assert foundation.remembered(path) == {"steps": 7}
+    assert json.loads((path / foundation.RECORD).read_text())["remembered"] == {"steps": 7}
 
 
 def test_other_ingredients_have_another_place(home):

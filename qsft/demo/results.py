@@ -128,29 +128,26 @@ def _about_target_sft(results: Results) -> Iterator[str]:
         return
     best, said = max(rivals, key=lambda method: results.line(method.label).average), ""
     for rival in (best, *(m for m in rivals if m.row == "sft" and m is not best)):
-        known, said = said, _why(results, hero, rival)
-        yield _against(results, hero, rival.label) + (said if said != known else "")
+        known, (sentence, said) = said, _against(results, hero, rival)
+        yield sentence + (said if said != known else "")
     for control in (m for m in results.methods if m.control):
-        yield "Control: " + _against(results, hero, control.label)
+        yield "Control: " + _against(results, hero, control)[0]
 
 
-def _against(results: Results, ours: str, other: str) -> str:
-    gain, a, b = results.gain(ours, other), results.line(ours).average, results.line(other).average
+def _against(results: Results, hero: str, rival: Method) -> tuple[str, str]:
+    """Who wins, and the reason where the world gives one: a teacher that is wrong, demonstrations that are clean."""
+    other, scenario, gain = rival.label, results.scenario, results.gain(hero, rival.label)
     mean, low, high = (f"{round(value, 1) + 0.0:+.1f}" for value in (gain.mean, gain.low, gain.high))  # no -0.0
+    a, b = results.line(hero).average, results.line(other).average
     figures = f"{a:.1f} % against {b:.1f} %, difference {mean} points (95 % from {low} to {high})."
+    won, why = f"{hero} {'beats' if gain.mean > 0 else 'loses to'} {other}", ""
     if abs(gain.mean) <= TIE:
-        return f"{ours} and {other} tie within {TIE:g} points: {figures}"
-    return f"{ours} {'beats' if gain.mean > 0 else 'loses to'} {other}: {figures}"
-
-
-def _why(results: Results, hero: str, rival: Method) -> str:
-    """The reason, where the world gives one: a teacher that is wrong, demonstrations that are clean."""
-    gain, scenario = results.gain(hero, rival.label).mean, results.scenario
-    if gain < -TIE and scenario.teacher != "right" and "teacher" not in rival.target.needs:
-        return " The teacher is sure of wrong products, and Target-SFT follows it; who reads no teacher is not misled."
-    if abs(gain) <= TIE and rival.row == "sft" and not rival.curate and scenario.noise < CLEAN:
-        return " With demonstrations this clean there is nothing to filter: plain SFT is enough."
-    return ""
+        won = f"{hero} and {other} tie within {TIE:g} points"
+        if rival.row == "sft" and not rival.curate and scenario.noise < CLEAN:
+            why = " With demonstrations this clean there is nothing to filter: plain SFT is enough."
+    elif gain.mean < 0 and scenario.teacher != "right" and "teacher" not in rival.target.needs:
+        why = " The teacher is sure of wrong products, and Target-SFT follows it; who reads no teacher is not misled."
+    return f"{won}: {figures}", why
 
 
 def _about_the_rest(results: Results) -> Iterator[str]:

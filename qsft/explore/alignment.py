@@ -202,14 +202,18 @@ def facts(data: Mapping[str, Any]) -> list[str]:
 
 
 def suggestions(data: Mapping[str, Any]) -> Iterator[str]:
-    shares = data["shares"]
+    shares, targets = data["shares"], data["targets"]
     if shares["agree"] > 0.9:
         yield "The student writes this data almost by itself: whatever the target, there is little to learn."
-    yield from _about_noise(data["targets"])
+    if "sft" in targets and targets["sft"]["quadrants"]["filter"] > 0.5:
+        pulls = {name: e["moved"] * e["quadrants"]["filter"] for name, e in targets.items() if name in SHOWN}
+        less = [f"{name} {1 - pull / pulls['sft']:.0%}" for name, pull in pulls.items() if pull < 0.9 * pulls["sft"]]
+        remedy = f" On the same tokens other targets pull less: {', '.join(less)} less. Try them first." if less else ""
+        yield f"More than half of what plain SFT would learn is text that neither model believes.{remedy}"
     if about_sure := _about_sure(data["reliability"])[1]:
         yield about_sure
     if shares["rescue"] < 0.02:
-        yield f"There is little for this teacher to correct. {_target_and_dft(data['targets'])}".strip()
+        yield f"There is little for this teacher to correct. {_target_and_dft(targets)}".strip()
     elif shares["rescue"] >= 0.5 * shares["filter"]:
         yield (
             "Correction is a large part of the signal. dft gives unlikely labels almost no weight and would miss it; "
@@ -226,18 +230,6 @@ def suggestions(data: Mapping[str, Any]) -> Iterator[str]:
             "of them (a larger k) or use tail='ghost'."
         )
     yield CAVEAT
-
-
-def _about_noise(targets: Mapping[str, Any]) -> Iterator[str]:
-    """Whether most of SFT's pull is on tokens nobody believes, and how much less other targets pull there."""
-    on_filter = {name: e["moved"] * e["quadrants"]["filter"] for name, e in targets.items() if name in SHOWN}
-    if "sft" not in on_filter or targets["sft"]["quadrants"]["filter"] <= 0.5:
-        return
-    weaker = [
-        f"{name} {1 - pull / on_filter['sft']:.0%}" for name, pull in on_filter.items() if pull < 0.9 * on_filter["sft"]
-    ]
-    remedy = f" On the same tokens other targets pull less: {', '.join(weaker)} less. Try them first." if weaker else ""
-    yield f"More than half of what plain SFT would learn is text that neither model believes.{remedy}"
 
 
 def _target_and_dft(targets: Mapping[str, Any]) -> str:

@@ -128,8 +128,8 @@ def alignment_page(data: Mapping[str, Any], *, title: str = "Where teacher and s
     )
     lede = f"{data['label_tokens']:,} label tokens of {data['documents']:,} documents, before training."
     carried = {"histogram": data["histogram"], "names": NAMES, "corners": CORNERS}
-    script = static("qsft.explore", "alignment.js")
-    return page(title, body, lede=lede, style=_STYLE, data=carried, script=script)
+    style, script = (static("qsft.explore", f"alignment.{kind}") for kind in ("css", "js"))
+    return page(title, body, lede=lede, style=style, data=carried, script=script)
 
 
 _SLIDER = """
@@ -137,12 +137,6 @@ _SLIDER = """
 <input id="high" type="range" min="0.05" max="0.95" step="0.05" value="{0:g}">
 <span class="note">moves the shares and the lines of the heat map; for words, targets and sentences run the command with
 --high</span></p>
-"""
-_STYLE = """
-.words h2 { margin: 0 0 0.6rem; }
-.words h3 { margin: 1rem 0 0.4rem; }
-.words ul { padding-left: 1.1rem; margin: 0; }
-.words li { margin: 0.35rem 0; }
 """
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsft.page import COLOURS, ROLES, escape, faint, figure, page, table
+from qsft.page import COLOURS, ROLES, escape, faint, figure, page, static, table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -122,15 +122,8 @@ def run_page(runs: Sequence[Run], *, title: str | None = None) -> str:
     steps = max(line["step"] for run in runs for line in run.history)
     lede = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, up to step {steps:,}; every metric that was logged."
     names = ", ".join(run.name for run in runs)
-    return page(title or f"Training curves: {names}", f"<p>{key}</p>" + "".join(sections), lede=lede, style=_STYLE)
-
-
-_STYLE = """
-.grid { grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); }
-.key { display: inline-flex; align-items: center; gap: 0.5rem; margin-right: 1.5rem; font-weight: 600; }
-.key i { width: 2rem; }
-figcaption { overflow-wrap: anywhere; }
-"""
+    body, style = f"<p>{key}</p>" + "".join(sections), static("qsft.explore", "run.css")
+    return page(title or f"Training curves: {names}", body, lede=lede, style=style)
 
 
 def _card(runs: Sequence[Run], metric: str, fig: "Figure") -> str:

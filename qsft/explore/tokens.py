@@ -38,17 +38,6 @@ See = Callable[[TokenView, Mixture], None]
 TILE_BYTES = 32 * 2**20  # of one dense distribution over the vocabulary; a handful of them exist at a time
 MOST_TOKENS = 30_000  # label tokens on one page: beyond, it would be slow and large
 PROMPT_CHARACTERS = 2_000
-_BODY = """
-<div class="toolbar card" role="toolbar" aria-label="What to look at">
-<div class="choice" id="colour" role="group" aria-label="Colour tokens by"><span>Colour</span></div>
-<div class="choice" id="filter" role="group" aria-label="Show only one kind of token"><span>Show</span></div>
-<label class="search"><span class="hidden-visually">Search the documents</span>
-<input type="search" id="search" placeholder="Search text" autocomplete="off"></label>
-</div>
-<p class="note" id="found" role="status"></p>
-<div class="reading"><div id="documents"></div>
-<aside id="detail" class="card" aria-live="polite" aria-label="The chosen token"></aside></div>
-"""
 
 
 @dataclass(frozen=True)
@@ -219,7 +208,7 @@ def tokens_page(data: dict[str, Any], *, title: str = "Token X-ray") -> str:
     """The X-ray of `xray`'s data as HTML. Token text is only ever set as text, never as HTML."""
     return page(
         title,
-        f'<p class="note">Target: {escape(data["target"])}</p>' + _BODY,
+        f'<p class="note">Target: {escape(data["target"])}</p>' + static("qsft.explore", "tokens.html"),
         lede="Every label token of these documents: how likely student and teacher find it, and what the target asks.",
         data=data,
         script=static("qsft.explore", "tokens.js"),

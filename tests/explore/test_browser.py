@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qsft.explore import grid
+from qsft.explore import explorer
 from qsft.explore.alignment import measure_alignment
 from qsft.explore.explorer import targets_page
 from qsft.explore.heatmap import alignment_page
@@ -71,14 +71,14 @@ def expected(target, p_y, t_y):
     """The four numbers, by the reference loss and autograd."""
     p, t = (torch.tensor([value], dtype=torch.float64) for value in (p_y, t_y))
     logits, labels, teacher = (
-        grid.student_probs(p).log().requires_grad_(),
+        explorer.student_probs(p).log().requires_grad_(),
         torch.tensor([0]),
-        grid.kept(grid.teacher_probs(t)),
+        explorer.kept(explorer.teacher_probs(t)),
     )
     loss = target_loss(logits, labels, target, teacher)
     (gradient,) = torch.autograd.grad(loss, logits)
     q = target(TokenView.of(logits.detach(), labels, teacher))
-    q_y = q.dense(grid.student_probs(p))[0, 0].item()
+    q_y = q.dense(explorer.student_probs(p))[0, 0].item()
     return {"loss": loss.item(), "gamma": q.gamma.item(), "q": q_y, "gradient": gradient[0, 0].item()}
 
 
@@ -101,7 +101,7 @@ def test_a_users_loss_is_shown_first_and_curves_follow_the_target(browser, targe
     assert "focal" in chosen
     assert numbers(browser) == pytest.approx(expected(LossTarget(focal), 0.3, 0.75), abs=6e-4)
     drawn = browser.js("return document.querySelectorAll('#curves .plot')[0].data[0].y")
-    logits = grid.student_probs(torch.tensor(grid.P_GRID, dtype=torch.float64)).log()
+    logits = explorer.student_probs(torch.tensor(explorer.P_GRID, dtype=torch.float64)).log()
     losses = focal(logits, torch.zeros(len(logits), dtype=torch.int64))
     assert drawn == pytest.approx(losses.tolist(), abs=1e-5)
 

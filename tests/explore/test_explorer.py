@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import qsft.explore
-from qsft.explore import grid
+from qsft.explore import explorer
 from qsft.explore.explorer import targets_page
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
@@ -35,8 +35,8 @@ def test_the_users_targets_stand_first_and_named_ones_may_follow():
 
 def test_the_table_in_the_page_is_the_targets_own():
     (shown,) = carried(targets_page([LossTarget(half)], named=False))["targets"]
-    table = np.frombuffer(base64.b64decode(shown["table"]), dtype="<f4").reshape(len(grid.P_GRID), -1)
-    assert table[:, 0] == pytest.approx(-0.5 * np.log(grid.P_GRID), rel=1e-5)
+    table = np.frombuffer(base64.b64decode(shown["table"]), dtype="<f4").reshape(len(explorer.P_GRID), -1)
+    assert table[:, 0] == pytest.approx(-0.5 * np.log(explorer.P_GRID), rel=1e-5)
     q = torch.from_numpy(table[:, 2:8].copy())
     assert torch.allclose(q.sum(dim=-1), torch.ones(len(q)), atol=1e-5)
 
@@ -64,5 +64,5 @@ def test_html_in_a_name_stays_text():
 def test_curves_for_a_notebook_are_the_tables_columns():
     fig = qsft.explore.curves_figure({"half": LossTarget(half), "kd": TARGETS["kd"]()}, teacher_p=0.6)
     assert [trace.name for trace in fig.data] == ["half"] * 5 + ["kd"] * 5
-    assert np.array(fig.data[0].y) == pytest.approx(-0.5 * np.log(grid.P_GRID))
+    assert np.array(fig.data[0].y) == pytest.approx(-0.5 * np.log(explorer.P_GRID))
     assert fig.data[6].y[0] == pytest.approx(0.6 / (0.6 + 0.4 * 0.85))  # beside y the teacher keeps a, b, c

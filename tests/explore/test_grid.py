@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qsft.explore import grid
-from qsft.explore.grid import SITUATION, VALUES, Axis, evaluate, situation_of, tabulate
+from qsft.explore import explorer
+from qsft.explore.explorer import SITUATION, VALUES, Axis, evaluate, situation_of, tabulate
 from qsft.losses.reference import target_loss
 from qsft.targets.induced import LossTarget
 from qsft.targets.target import Target
@@ -14,14 +14,14 @@ from qsft.targets.trust import Constant
 from qsft.targets.view import SideInputs
 from qsft.targets.zoo import TARGETS
 
-V = len(grid.TOKENS)
+V = len(explorer.TOKENS)
 
 
 def by_reference(target, situation, point):
     """Loss and gradient of one point, from the package's reference loss and autograd."""
     at = {axis.name: torch.tensor([float(value)], dtype=torch.float64) for axis, value in zip(situation, point)}
-    logits = grid.student_probs(at["p"]).log().requires_grad_()
-    teacher = grid.kept(grid.teacher_probs(at["teacher"])) if "teacher" in at else None
+    logits = explorer.student_probs(at["p"]).log().requires_grad_()
+    teacher = explorer.kept(explorer.teacher_probs(at["teacher"])) if "teacher" in at else None
     side = SideInputs(
         ref_logp=at["ref_logp"].log() if "ref_logp" in at else None,
         old_logp=at["old_logp"].log() if "old_logp" in at else None,
@@ -49,7 +49,7 @@ def test_tables_hold_the_reference_loss_and_its_gradient(name):
 
 
 def _situation(target):
-    student = Axis.of("p", "", grid.P_GRID, 0.3)
+    student = Axis.of("p", "", explorer.P_GRID, 0.3)
     return (student, *(Axis.of(name, *SITUATION[name]) for name in situation_of(target)))
 
 
@@ -58,16 +58,16 @@ def test_every_hyper_parameter_of_the_table_has_stops_and_starts_at_its_default(
         for parameter in inspect.signature(build).parameters.values():
             assert parameter.name in VALUES, f"{name}: give {parameter.name} its stops in VALUES"
     table = tabulate(TARGETS["gem"])
-    assert [axis.values[axis.start] for axis in table.hparams] == [0.7, "linear"]
+    assert [axis["values"][axis["start"]] for axis in table["hparams"]] == [0.7, "linear"]
 
 
 def test_a_pair_the_row_refuses_says_why_and_holds_no_numbers():
     table = tabulate(TARGETS["kd"])
-    refused = [i for i, why in enumerate(table.refused) if why]
+    refused = [i for i, why in enumerate(table["refused"]) if why]
     assert refused
-    assert all("temperature" in table.refused[i] for i in refused)
-    assert table.rows[refused].isnan().all()
-    assert not table.rows[[i for i in range(len(table.rows)) if i not in refused]].isnan().any()
+    assert all("temperature" in table["refused"][i] for i in refused)
+    assert table["rows"][refused].isnan().all()
+    assert not table["rows"][[i for i in range(len(table["rows"])) if i not in refused]].isnan().any()
 
 
 def test_a_users_loss_and_a_users_row_with_its_own_hyper_parameter():
@@ -76,10 +76,10 @@ def test_a_users_loss_and_a_users_row_with_its_own_hyper_parameter():
         return -((1 - logp.exp()) ** 2) * logp
 
     table = tabulate(lambda: LossTarget(focal))
-    p = grid.P_GRID[4]
-    assert table.rows[0, 4, 0].item() == pytest.approx(-((1 - p) ** 2) * torch.tensor(p).double().log().item())
+    p = explorer.P_GRID[4]
+    assert table["rows"][0, 4, 0].item() == pytest.approx(-((1 - p) ** 2) * torch.tensor(p).double().log().item())
 
     def mine(strength: float = 0.5):
         return Target(Constant(strength))
 
-    assert tabulate(mine).hparams[0].values == (0.125, 0.25, 0.5, 1.0, 2.0)
+    assert tabulate(mine)["hparams"][0]["values"] == (0.125, 0.25, 0.5, 1.0, 2.0)

@@ -77,15 +77,10 @@ class Results:
     def line(self, label: str) -> Line:
         models = [seed.models[label] for seed in self.seeds]
         by_seed = [model.average for model in models]
-        return Line(
-            label=label,
-            average=fmean(by_seed),
-            standard_error=standard_error(np.array(by_seed)) if len(models) > 1 else models[0].standard_error,
-            greedy=fmean(model.greedy for model in models),
-            pass_at_n=fmean(model.pass_at_n for model in models),
-            errors={kind: fmean(model.errors[kind] for model in models) for kind in ERRORS},
-            by_seed=by_seed,
-        )
+        spread = standard_error(np.array(by_seed)) if len(models) > 1 else models[0].standard_error
+        greedy, passed = (fmean(getattr(model, name) for model in models) for name in ("greedy", "pass_at_n"))
+        errors = {kind: fmean(model.errors[kind] for model in models) for kind in ERRORS}
+        return Line(label, fmean(by_seed), spread, greedy, passed, errors, by_seed)
 
     def gain(self, label: str, over: str) -> Estimate:
         """How many points `label` is above `over`, paired by problem, over all seeds."""

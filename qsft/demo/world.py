@@ -167,25 +167,22 @@ DEMONSTRATOR = Writer(slips=0.25, preferred=1)
 
 def pretraining_corpus(count: int, seed: int) -> list[list[str]]:
     """What the base reads: 40 % bare facts, 55 % chains (1 in 5 breaks off into rambling), 5 % word salad."""
-    random = Random(f"pretraining {seed}")
-    return [_pretraining_document(random) for _ in range(count)]
-
-
-def _pretraining_document(random: Random) -> list[str]:
-    kind, writer = random.random(), PRETRAINING
-    if kind < 0.40:
-        document = [BOS]
-        for _ in range(FACTS_PER_DOCUMENT):
-            document += writer.step(writer.operation(random), random.randrange(MODULUS), random)
-        return document
-    if kind < 0.95:
-        problem = writer.problem(random)
-        document = [*problem.prompt, *writer.solution(problem, random)]
-        if random.random() < 0.2:
-            cut = random.randrange(PROMPT_LENGTH, LENGTH - 2)
-            document = [*document[:cut], *random.choices(RAMBLINGS, k=LENGTH - 1 - cut), EOS]
-        return document
-    return [BOS, *random.choices(WORDS[4:], k=LENGTH - 1)]
+    random, writer, documents = Random(f"pretraining {seed}"), PRETRAINING, []
+    for _ in range(count):
+        kind, document = random.random(), [BOS]
+        if kind < 0.40:
+            for _ in range(FACTS_PER_DOCUMENT):
+                document += writer.step(writer.operation(random), random.randrange(MODULUS), random)
+        elif kind < 0.95:
+            problem = writer.problem(random)
+            document = [*problem.prompt, *writer.solution(problem, random)]
+            if random.random() < 0.2:
+                cut = random.randrange(PROMPT_LENGTH, LENGTH - 2)
+                document = [*document[:cut], *random.choices(RAMBLINGS, k=LENGTH - 1 - cut), EOS]
+        else:
+            document += random.choices(WORDS[4:], k=LENGTH - 1)
+        documents.append(document)
+    return documents
 
 
 def chains(writer: Writer, count: int, seed: int, *, without: frozenset[ClockProblem] = frozenset()) -> list[list[str]]:

@@ -180,6 +180,8 @@ def in_words(data: Mapping[str, Any]) -> list[str]:
 def facts(data: Mapping[str, Any]) -> list[str]:
     shares, effects = {name: _percent(share) for name, share in data["shares"].items()}, data["targets"]
     compared = [(name, effects[name]) for name in SHOWN if name in effects] or effects.items()
+    trains = ", ".join(f"{name} {_percent(effect['trains_on'])}" for name, effect in compared)
+    filters = ", ".join(f"{name} {_percent(effect['quadrants']['filter'])}" for name, effect in compared)
     return [
         f"Agreement, {shares['agree']} (Q3): both models find the label likely already. No target has much to do.",
         f"Correction, {shares['rescue']} (Q1, rescue): the teacher finds the label likely, the student does not. The "
@@ -192,12 +194,8 @@ def facts(data: Mapping[str, Any]) -> list[str]:
         f"The label is among the tokens the teacher kept at {_percent(data['label_in_topk'])} of the positions; it is "
         f"the teacher's first choice at {_percent(data['teacher_top1'])}, the student's at "
         f"{_percent(data['student_top1'])}.",
-        "Share of tokens a target would train on (it asks at least 5 % of the probability to move): "
-        + ", ".join(f"{name} {_percent(effect['trains_on'])}" for name, effect in compared)
-        + ".",
-        "Part of a target's pull that falls on filter tokens: "
-        + ", ".join(f"{name} {_percent(effect['quadrants']['filter'])}" for name, effect in compared)
-        + ".",
+        f"Share of tokens a target would train on (it asks at least 5 % of the probability to move): {trains}.",
+        f"Part of a target's pull that falls on filter tokens: {filters}.",
     ]
 
 

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,9 +112,8 @@ def run_figures(runs: Sequence[Run]) -> dict[str, list[tuple[str, "Figure"]]]:
 def run_page(runs: Sequence[Run], *, title: str | None = None) -> str:
     """The figures of one or several runs as HTML."""
     key = "".join(
-        f'<span class="key"><i style="border-top: 3px {CSS_DASHES[i % len(DASHES)]} '
-        f'var(--{ROLES[COLOURS[i % len(COLOURS)]]})"></i>{escape(run.name)}</span>'
-        for i, run in enumerate(runs)
+        f'<span class="key"><i style="border-top: 3px {dash} var(--{ROLES[colour]})"></i>{escape(run.name)}</span>'
+        for run, colour, dash in zip(runs, cycle(COLOURS), cycle(CSS_DASHES))
     )
     sections = [
         f'<h2>{escape(heading)}</h2><div class="grid">{"".join(_card(runs, *one) for one in figures)}</div>'
@@ -137,8 +137,7 @@ def _figure(runs: Sequence[Run], metric: str) -> "Figure":
     import plotly.graph_objects as go
 
     fig = go.Figure()
-    for i, run in enumerate(runs):
-        colour = COLOURS[i % len(COLOURS)]
+    for run, colour, dash in zip(runs, cycle(COLOURS), cycle(DASHES)):
         if metric == "gamma":  # the band between its quartiles: two invisible lines, the space between them filled
             hidden = {"mode": "lines", "line": {"width": 0}, "fillcolor": faint(colour), "hoverinfo": "skip"}
             for quartile, fill in zip(QUARTILES, (None, "tonexty")):
@@ -146,7 +145,7 @@ def _figure(runs: Sequence[Run], metric: str) -> "Figure":
                 fig.add_scatter(x=x, y=y, fill=fill, **hidden)
         steps, values = run.curve(metric)
         mode = "lines" if len(steps) > 1 else "markers"
-        line = {"color": colour, "dash": DASHES[i % len(DASHES)], "width": 2}
+        line = {"color": colour, "dash": dash, "width": 2}
         fig.add_scatter(
             x=steps, y=values, name=escape(run.name), mode=mode, line=line, hovertemplate="step %{x}: %{y:.4g}"
         )

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from qsft.demo.experiment import run_worlds
-    from qsft.demo.report import present, report_of, report_of_worlds
+    from qsft.demo.report import present, report_of
     from qsft.demo.scenario import METHODS, WORLDS, Scenario, find_data_level, parse_methods
 
     if args.threads:
@@ -66,6 +66,5 @@ def run(args: argparse.Namespace) -> int:
     if args.quick:
         worlds = {name: one.shortened() for name, one in worlds.items()}
     console = Console()
-    done = run_worlds(worlds, args.seeds, methods, args.out, console)
-    present(report_of_worlds(done) if args.worlds else report_of(done[""]), args.out, console)
+    present(report_of(run_worlds(worlds, args.seeds, methods, args.out, console)), args.out, console)
     return 0

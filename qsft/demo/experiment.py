@@ -28,8 +28,7 @@ from qsft.teacher.capture import build_cache
 from qsft.teacher.lookup import TeacherCache
 
 COLOURED = 128  # demonstrations on the page of tokens, among which the one to show is chosen
-# By what a model is made from: seed, noise, the teacher if it reads one, method.
-Memory = dict[tuple[int, float, str | None, str], tuple[Path, Measurement]]
+Memory = dict[Any, tuple[Path, Measurement]]  # by what a model is made from: see `run_seed`
 SETTINGS: dict[str, dict[str, Any]] = {
     "rft": {"n": 4, "max_new_tokens": LONGEST},
     "star": {"hint": "{question} the clock knows {gold}", "max_new_tokens": LONGEST},

@@ -57,7 +57,7 @@ def measure(
     protocols = (Protocol(n=n, temperature=t, max_new_tokens=LONGEST) for n, t in ((samples, 1.0), (1, 0.0)))
     sampled, greedy = (evaluate(model, task, tokenizer=tokenizer, protocol=one, silent=True) for one in protocols)
     numbers, result = sampled.summary["tasks"][TASK], sampled.results[TASK]
-    by_prompt = {problem.text: problem for problem in problems}
+    by_prompt = {" ".join(problem.prompt): problem for problem in problems}
     errors = Counter(world.first_error(by_prompt[one.problem], words_of(one)) for one in result.generations)
     return Measurement(
         average=100 * numbers["acc"]["mean"],
@@ -78,7 +78,8 @@ def clock_task(problems: Sequence[ClockProblem], progress: Progress | None = Non
         answer = world.given_answer(words_of(generation))
         return Grade(correct=answer == asked.gold, answer=answer)
 
-    asked = [Problem(problem.text, problem.text, problem.answer) for problem in problems]
+    texts = [" ".join(problem.prompt) for problem in problems]
+    asked = [Problem(text, text, problem.answer) for text, problem in zip(texts, problems)]
     return Task(TASK, problems=asked, prompt=lambda one: one.question, grader=grade)
 
 

@@ -47,21 +47,18 @@ class DemoReport(NamedTuple):
     record: dict[str, Any]
 
 
-def report_of(results: Results) -> DemoReport:
-    tables = [accuracy(results), first_errors(results), theory(results), demonstration(results)]
-    return DemoReport(results.hero, tables, findings(results), next_steps(results), results.record())
-
-
-def report_of_worlds(worlds: Mapping[str, Results]) -> DemoReport:
-    """The report of several worlds: one table, the order of the methods in each, then the tables of the first."""
-    first = next(iter(worlds.values()))
-    said = [QUICK]
+def report_of(worlds: Mapping[str, Results]) -> DemoReport:
+    """The report of a world; of several: one table, the order of the methods in each, then the tables of the first."""
+    first, said = next(iter(worlds.values())), [QUICK]
+    sheets = [accuracy(first), first_errors(first), theory(first), demonstration(first)]
+    if len(worlds) == 1:
+        return DemoReport(first.hero, sheets, findings(first), next_steps(first), first.record())
     if not first.scenario.quick:
         said = [f"{name}: {text}" for name, one in worlds.items() for text in (findings(one)[0], ordering(one) + ".")]
         said.append(LIMITS)
     commands = [("qsft demo --wrong-teacher half", "one of these worlds alone, with every table")]
     record = {"findings": said, "worlds": {name: one.record() for name, one in worlds.items()}}
-    return DemoReport(first.hero, [side_by_side(worlds), *report_of(first).sheets[1:]], said, commands, record)
+    return DemoReport(first.hero, [side_by_side(worlds), *sheets[1:]], said, commands, record)
 
 
 # ---- the tables ----

@@ -96,10 +96,6 @@ class ClockProblem:
         return [BOS, str(self.start), *self.operations, ASK]
 
     @property
-    def text(self) -> str:
-        return " ".join(self.prompt)
-
-    @property
     def answer(self) -> str:
         value = self.start
         for operation in self.operations:

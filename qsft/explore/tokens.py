@@ -46,6 +46,7 @@ class Observer:
 
     target: Target
     see: See
+    needs: frozenset[str]
 
     def __call__(self, view: TokenView) -> Tensor:
         step = max(1, TILE_BYTES // (4 * view.logits.shape[-1]))
@@ -56,17 +57,13 @@ class Observer:
             self.see(piece, self.target(piece))
         return torch.ones_like(view.lse)
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return self.target.needs
-
 
 @torch.no_grad()
 def observe(model: nn.Module, document: Document, target: Target, teacher: Teacher, see: See) -> None:
     """Run the model over one document and show to `see` what training with `target` would see; nothing is learnt."""
     attach_target_head(model)
     # The target's scale is kept: it may want the log-probs of the whole document beforehand. A loss has none.
-    observer = Target(Observer(target, see), scale=target.scale or Constant(1.0))
+    observer = Target(Observer(target, see, target.needs), scale=target.scale or Constant(1.0))
     device = next(model.parameters()).device
     ids, labels = (torch.tensor(np.asarray(document[n]))[None].to(device).long() for n in ("input_ids", "labels"))
     extra = {"document": torch.zeros_like(ids)} if "document" in observer.needs else {}

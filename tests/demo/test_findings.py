@@ -8,7 +8,7 @@ import pytest
 
 from qsft.demo.foundation import BASE_CRITERION, teacher_criterion
 from qsft.demo.measure import Measurement
-from qsft.demo.report import report_of, report_of_worlds
+from qsft.demo.report import report_of
 from qsft.demo.results import BASE, LIMITS, QUICK, TEACHER, TOKENS, Results, SeedResult, committed_seeds, findings
 from qsft.demo.scenario import METHODS, Scenario
 from qsft.demo.world import ADDING, ERRORS, MULTIPLYING
@@ -71,7 +71,7 @@ def test_greedy_ties_are_said_only_when_they_are_there(sft, ties):
 def test_a_control_alone_is_reported_too():
     alone = replace(make_results(PAPER), methods=tuple(method for method in METHODS if method.label == "Beyond log"))
     assert findings(alone)[0] == "First to last: Beyond log 95.0."
-    assert report_of(alone).record["table"][-1]["label"] == "Beyond log"
+    assert report_of({"": alone}).record["table"][-1]["label"] == "Beyond log"
 
 
 def test_a_seed_whose_base_lacks_its_facts_is_named():
@@ -112,7 +112,7 @@ def test_every_committed_seed_met_the_criterion_and_had_target_sft_first():
 
 def test_several_worlds_are_one_table_with_the_order_of_the_methods_in_each():
     worlds = {"right": make_results(PAPER, seeds=2), "wrong": make_results({**PAPER, "Target-SFT": 36.0}, seeds=2)}
-    report = report_of_worlds(worlds)
+    report = report_of(worlds)
     table = report.sheets[0]
     assert table.columns == ("model", "right", "wrong")
     assert table.rows[-1] == ("Target-SFT", "98.7 ± 0.0", "36.0 ± 0.0")
@@ -137,8 +137,8 @@ def test_several_seeds_spread_over_seeds():
 
 
 def test_every_seed_is_a_dot_on_the_page():
-    bars, dots = report_of(make_results(PAPER, seeds=3)).sheets[0].chart.data
+    bars, dots = report_of({"": make_results(PAPER, seeds=3)}).sheets[0].chart.data
     assert dots.name == "one seed"
     assert list(zip(dots.y, dots.x))[-3:] == [("Target-SFT", 98.7)] * 3
     assert len(dots.x) == 3 * len(bars.y)
-    assert len(report_of(make_results(PAPER)).sheets[0].chart.data) == 1
+    assert len(report_of({"": make_results(PAPER)}).sheets[0].chart.data) == 1

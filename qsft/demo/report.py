@@ -114,12 +114,16 @@ def first_errors(results: Results) -> Sheet:
 
 
 def theory(results: Results) -> Sheet:
+    def mean(label: str, kind: str, what: str) -> str:
+        values = [known[kind] for seed in results.seeds if kind in (known := seed.closed_form[label][what] or {})]
+        return f"{100 * sum(values) / len(values):.1f}" if values else "–"
+
     asked = [(kind, what) for kind in KINDS for what in ("closed form", "measured")]
     return Sheet(
         "Theory beside it",
         "p(right result) of one step, %",
         ("method", *(f"{kind} {what}" for kind, what in asked)),
-        [(m.label, *(_mean(results, m.label, kind, what) for kind, what in asked)) for m in results.methods],
+        [(m.label, *(mean(m.label, kind, what) for kind, what in asked)) for m in results.methods],
         "Closed form: where expected training goes at a fixed context with labels d and teacher T. SFT: d; KD: "
         "c·T+(1−c)·d, a mixture; Target-SFT: ∝ T·(1−d)^(−1/η), a product of experts; a dash: none is known "
         "(the p-loss goes to a vertex).",
@@ -164,13 +168,6 @@ def next_steps(results: Results) -> list[tuple[str, str]]:
 
 def _with_error(line: Line) -> str:
     return f"{line.average:.1f} ± {line.standard_error:.1f}"
-
-
-def _mean(results: Results, label: str, kind: str, what: str) -> str:
-    """The mean over seeds of one entry of the comparison; a dash where a seed has none."""
-    entries = [seed.closed_form[label][what] for seed in results.seeds]
-    values = [entry[kind] for entry in entries if entry is not None and kind in entry]
-    return f"{100 * sum(values) / len(values):.1f}" if values else "–"
 
 
 def as_chart(

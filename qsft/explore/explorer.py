@@ -11,7 +11,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,11 +162,6 @@ class Axis:
         every = tuple(values) if default in values else tuple(sorted({*values, default}))
         return cls(name, label, every, every.index(default))
 
-    def thinned(self) -> "Axis":
-        """Every other value, the first, the last and the default kept."""
-        keep = {*range(0, len(self.values), 2), len(self.values) - 1, self.start}
-        return Axis.of(self.name, self.label, [self.values[i] for i in sorted(keep)], self.values[self.start])
-
 
 def situation_of(target: Target) -> list[str]:
     """The names in SITUATION of what `target` reads; a reference's distribution varies as a teacher's does."""
@@ -232,12 +227,14 @@ def _hparam_axes(build: Build) -> Iterator[Axis]:
 
 
 def _thinned(axes: tuple[Axis, ...], situations: int) -> tuple[Axis, ...]:
-    """The axes with values left out, longest first, until the table is small enough."""
+    """The axes with every other value left out, longest first, until the table is small enough; defaults stay."""
     while math.prod(len(axis.values) for axis in axes) * situations > MOST_ROWS:
-        longest = max(axes, key=lambda axis: len(axis.values))
-        if len(longest.thinned().values) == len(longest.values):
+        name, label, values, start = astuple(longest := max(axes, key=lambda axis: len(axis.values)))
+        keep = sorted({*range(0, len(values), 2), len(values) - 1, start})
+        if len(keep) == len(values):
             break
-        axes = tuple(axis.thinned() if axis is longest else axis for axis in axes)
+        thinner = Axis(name, label, tuple(values[i] for i in keep), keep.index(start))
+        axes = tuple(thinner if axis is longest else axis for axis in axes)
     return axes
 
 

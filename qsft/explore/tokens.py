@@ -63,7 +63,8 @@ def observe(model: nn.Module, document: Document, target: Target, teacher: Teach
     """Run the model over one document and show to `see` what training with `target` would see; nothing is learnt."""
     attach_target_head(model)
     # The target's scale is kept: it may want the log-probs of the whole document beforehand. A loss has none.
-    observer = Target(Observer(target, see, target.needs), scale=target.scale or Constant(1.0))
+    scale = Constant(1.0) if target.scale is None else target.scale
+    observer = Target(Observer(target, see, target.needs), scale=scale)
     device = next(model.parameters()).device
     ids, labels = (torch.tensor(np.asarray(document[n]))[None].to(device).long() for n in ("input_ids", "labels"))
     extra = {"document": torch.zeros_like(ids)} if "document" in observer.needs else {}
@@ -221,7 +222,7 @@ def _document(ids: list[int], seen: Readings, words: Words, most: int) -> dict[s
         "prompt": words.text(ids[: seen["positions"][0]])[-PROMPT_CHARACTERS:],
         "tokens": [_token(ids, seen, i, kind, words) for i, kind in enumerate(kinds)],
         "left_out": len(seen["positions"]) - count,
-        "means": {name: _number(np.nanmean(seen[name][:count])) for name in averaged},
+        "means": {name: _number(float(np.nanmean(seen[name][:count]))) for name in averaged},
         "quadrants": {name: kinds.count(name) for name in QUADRANTS},
     }
 

@@ -48,7 +48,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `qsft` with all its commands, which inherit its class."""
     parser = Parser(prog="qsft", description=ABOUT, epilog=FIRST_STEPS)
     parser.add_argument("--version", action="version", version=f"qsft {__version__}")
     parser.set_defaults(run=lambda args: parser.print_help())
@@ -68,7 +67,6 @@ def add_command(commands: Any, name: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code says whether it did what was asked."""
     try:
         return run_command(sys.argv[1:] if argv is None else argv)
     except (ValueError, OSError) as error:
@@ -81,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(words: Sequence[str]) -> int:
-    """The exit code of one command; a ValueError or OSError says what is wrong."""
     parser = build_parser()
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         guess = "".join(f" Did you mean `qsft {name}`?" for name in get_close_matches(words[0], COMMANDS, n=1))
@@ -94,5 +91,4 @@ def run_command(words: Sequence[str]) -> int:
 
 
 def command() -> None:
-    """The `qsft` command."""
     exit_process(main())

@@ -61,7 +61,6 @@ def add_options(parser: Any) -> None:
 
 
 def run_build(args: argparse.Namespace) -> None:
-    """Build from a recipe, or from a data set given by options."""
     given = {name: vars(args)[name] for name in BUILD if vars(args)[name] is not None}
     args.directory = _build_options(args, given) if args.recipe is None else _build_recipe(args, given)
     if is_main():
@@ -97,7 +96,6 @@ def _build_options(args: argparse.Namespace, given: dict[str, Any]) -> Any:
 
 
 def run_info(args: argparse.Namespace) -> None:
-    """Print identity and measured facts."""
     from qsft.teacher.verify import describe
 
     print(describe(args.directory))

@@ -1,7 +1,6 @@
 """`qsft compare RUN_A RUN_B …`: paired differences between evaluations, with intervals."""
 
 import argparse
-from typing import Any
 
 from qsft.files import shown
 
@@ -21,14 +20,13 @@ the paper, which come with qsft, or of a file, under the names of tasks; average
 """
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of an evaluation, or of a model that has one")
     parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to put beside")
     parser.add_argument("--output_dir", default="comparison", help="where table and plot are written (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compare, print the tables and say where the plot is."""
     from qsft.evals.comparison import compare
     from qsft.recipe.trained import evaluations_of
 

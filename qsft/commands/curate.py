@@ -1,7 +1,6 @@
 """`qsft curate METHOD`: turn a data set into another one with a data-level method, ready for any target."""
 
 import argparse
-from typing import Any
 
 HELP = "rewrite, extend or choose demonstrations: rft, star, grape, self_distill, critical"
 USAGE = "qsft curate METHOD [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]"
@@ -18,7 +17,6 @@ examples:
 
 
 def description() -> str:
-    """What the command does and with which methods."""
     from qsft.curate.catalogue import METHODS, summary
 
     methods = "\n".join(f"  {name:<13} {summary(method)}" for name, method in METHODS.items())
@@ -31,7 +29,7 @@ def description() -> str:
 DESCRIPTION = description  # asked when help is printed: it imports the methods
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", metavar="METHOD", help=argparse.SUPPRESS)
     # A recipe's keys are too many for argparse, and their values must not be taken for the recipe's name.
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="--out DIR", help=argparse.SUPPRESS)
@@ -39,7 +37,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Curate, and say what was kept, where it is and how to train on it."""
     from qsft.curate.catalogue import method_parser
 
     words = [*args.words, *args.overrides]
@@ -47,5 +44,4 @@ def run(args: argparse.Namespace) -> None:
     given, rest = method_parser(args.method).parse_known_args(words)
     from qsft.recipe.material import curate_recipe
 
-    if said := curate_recipe(args.method, recipe, given, rest):
-        print(said)
+    curate_recipe(args.method, recipe, given, rest)

@@ -40,8 +40,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps of everything: a smoke test")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the demo, print what it found and write it to files."""
+def run(args: argparse.Namespace) -> None:
     for name in ("seeds", "threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -67,4 +66,3 @@ def run(args: argparse.Namespace) -> int:
         worlds = {name: one.shortened() for name, one in worlds.items()}
     console = Console()
     present(report_of(run_worlds(worlds, args.seeds, methods, args.out, console)), args.out, console)
-    return 0

@@ -63,7 +63,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluate, print the table and say where the rest is."""
     from qsft.evals.evaluate import evaluate, rescore
     from qsft.evals.sample_vllm import engine_options
     from qsft.recipe.trained import evaluation_directory, evaluation_of
@@ -73,7 +72,10 @@ def run(args: argparse.Namespace) -> None:
     args.stop = None if args.stop is None else tuple(args.stop)
     changes = {name: value for name, value in vars(args).items() if name in (*CHANGES, "stop") and value is not None}
     if args.rescore:
-        refuse_unused({**changes, "protocol": args.protocol, "limit": args.limit, "fresh": args.fresh or None})
+        given = {**changes, "protocol": args.protocol, "limit": args.limit, "fresh": args.fresh or None}
+        if unused := [f"--{name}" for name, value in given.items() if name != "rule" and value is not None]:
+            said = f"{', '.join(unused)} cannot be used with it. Leave it out, or leave out --rescore to sample."
+            raise ValueError(f"--rescore grades what was generated before, all of it, so {said}")
         report = rescore(directory, args.tasks, data_dir=args.data_dir, rule=args.rule)
     else:
         settings = {name: getattr(args, name) for name in SETTINGS} | {"engine": engine_options(args.engine or ())}
@@ -81,13 +83,3 @@ def run(args: argparse.Namespace) -> None:
     if is_main():
         print(f"\n{report}\n{shown(directory / 'report.html')}")
     Group().end()
-
-
-def refuse_unused(given: dict[str, Any]) -> None:
-    """Refuse what would change the samples: --rescore draws none."""
-    unused = [f"--{name}" for name, value in given.items() if name != "rule" and value is not None]
-    if unused:
-        raise ValueError(
-            f"--rescore grades what was generated before, all of it, so {', '.join(unused)} cannot be used with it. "
-            "Leave it out, or leave out --rescore to sample."
-        )

@@ -1,9 +1,11 @@
 """`qsft explore`: pictures of targets, tokens, alignment and runs, each one HTML file."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from qsft.commands import add_recipe
+from qsft.files import shown, write_json
 
 HELP = "pictures as HTML files: targets, tokens, alignment, run curves"
 DESCRIPTION = "Make a picture: one HTML file that works offline."
@@ -32,27 +34,22 @@ def add_options(parser: Any) -> None:
     apart = "where teacher and student disagree, whether labels bear the teacher out, and what that says"
     of = "of a RECIPE (its keys may be replaced: --key value), or of a model and a cache."
     for name, n, words, run in (("tokens", 20, seen, run_tokens), ("alignment", 200, apart, run_alignment)):
-        _register_data(picture(name, words, run, description=f"Show {words}: {of}", epilog=EXAMPLES), n)
-    high = pictures.choices["alignment"]
-    high.add_argument("--high", type=float, default=0.5, metavar="P", help="likely from P on (default: 0.5)")
+        one = picture(name, words, run, description=f"Show {words}: {of}", epilog=EXAMPLES)
+        add_recipe(one, nargs="?")
+        one.add_argument("--model", metavar="MODEL", help="the student: a path or hub id (default: the recipe's)")
+        one.add_argument("--teacher_cache", metavar="DIR", help="the teacher's cache (default: the recipe's)")
+        words = "the target to look at, such as: target eta=0.2 (default: the recipe's, or target)"
+        one.add_argument("--target", nargs="+", default=[], metavar=("NAME", "KEY=VALUE"), help=words)
+        one.add_argument("--dataset_path", help="input_ids and labels: a save_to_disk directory, .parquet or .jsonl")
+        one.add_argument("--n", type=int, default=n, help="documents, drawn at random (default: %(default)s)")
+        one.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+        one.add_argument("--json", metavar="FILE", help="write the numbers as JSON as well")
+    one.add_argument("--high", type=float, default=0.5, metavar="P", help="likely from P on (default: 0.5)")
     curves = picture("run", "training curves of one or several runs", run_run)
     curves.add_argument("directories", nargs="+", metavar="OUTPUT_DIR")
 
 
-def _register_data(parser: Any, n: int) -> None:
-    add_recipe(parser, nargs="?")
-    parser.add_argument("--model", metavar="MODEL", help="the student: a path or hub id (default: the recipe's)")
-    parser.add_argument("--teacher_cache", metavar="DIR", help="the teacher's cache (default: the recipe's)")
-    words = "the target to look at, such as: target eta=0.2 (default: the recipe's, or target)"
-    parser.add_argument("--target", nargs="+", default=[], metavar=("NAME", "KEY=VALUE"), help=words)
-    parser.add_argument("--dataset_path", help="input_ids and labels: a save_to_disk directory, .parquet or .jsonl")
-    parser.add_argument("--n", type=int, default=n, help="documents to look at, drawn at random (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON as well")
-
-
 def run_targets(args: argparse.Namespace) -> None:
-    """Write the target explorer."""
     from qsft.explore.explorer import targets_page
 
     print("computing the tables of every target, some ten seconds ...", flush=True)
@@ -60,14 +57,12 @@ def run_targets(args: argparse.Namespace) -> None:
 
 
 def run_run(args: argparse.Namespace) -> None:
-    """Write the curves of the given runs."""
     from qsft.explore.runs import read_runs, run_page
 
     _write(args, run_page(read_runs(args.directories)))
 
 
 def run_tokens(args: argparse.Namespace) -> None:
-    """Write the token X-ray."""
     from qsft.explore.tokens import tokens_page, xray
     from qsft.recipe.material import subject_of
 
@@ -77,7 +72,6 @@ def run_tokens(args: argparse.Namespace) -> None:
 
 
 def run_alignment(args: argparse.Namespace) -> None:
-    """Write the alignment and say in words what it shows."""
     from qsft.explore.alignment import comparable_targets, in_words, measure_alignment
     from qsft.explore.heatmap import alignment_page
     from qsft.recipe.material import subject_of
@@ -90,10 +84,6 @@ def run_alignment(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace, text: str, data: Any = None) -> None:
-    """Write the page, and where the user asked for them the numbers."""
-    from pathlib import Path
-
-    from qsft.files import shown, write_json
     from qsft.page import write_page
 
     if data is not None and args.json is not None:

@@ -1,7 +1,6 @@
 """`qsft plan`: what a recipe needs, before anything is spent."""
 
 import argparse
-from typing import Any
 
 from qsft.commands import add_recipe
 
@@ -18,14 +17,13 @@ examples:
 """
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--gpus", type=int, metavar="N", default=1, help="GPUs over all machines (default: 1)")
     parser.add_argument("--gpu_memory", type=float, metavar="GB", default=80.0, help="of one GPU (default: 80)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the plan."""
     from qsft.recipe import stay_offline_without_hub
 
     stay_offline_without_hub()

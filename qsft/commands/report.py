@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from qsft.files import shown
 
@@ -18,13 +17,12 @@ examples:
 """
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("places", metavar="DIR", nargs="*", type=Path, help="(default: runs, sweeps and evals)")
     parser.add_argument("--output_dir", default="report", type=Path, help="where it is written (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Collect, write, print the table and say where the page is."""
     from qsft.recipe.overview import overview, to_markdown, write_overview
 
     summary = overview(args.places)

@@ -1,7 +1,6 @@
 """`qsft sweep`: the paper's main table and ablations as one command."""
 
 import argparse
-from typing import Any
 
 from qsft.commands import add_recipe
 
@@ -20,7 +19,7 @@ examples:
 """
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--grid", nargs="+", required=True, metavar="NAME=V,V", help="target=… and hyper-parameters")
     parser.add_argument("--eval", default="", metavar="WORDS", help='options of `qsft eval`, as one word: "--n 4"')
@@ -30,7 +29,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the plan, then work through it."""
     from qsft.recipe.sweep_runs import make_sweep
 
     sweep = make_sweep(args)

@@ -1,7 +1,6 @@
 """`qsft targets`: the table of rows."""
 
 import argparse
-from typing import Any
 
 HELP = "every published variant as a choice of (γ, π̃)"
 DESCRIPTION = "The table of named targets, or one of them in full."
@@ -13,13 +12,12 @@ examples:
 """
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="a row, to see it in full")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print what was asked for."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

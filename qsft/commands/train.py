@@ -1,7 +1,6 @@
 """`qsft train`: run a recipe, or a training given by options alone."""
 
 import argparse
-from typing import Any
 
 HELP = "train a recipe: data, teacher cache, training"
 USAGE = "qsft train [RECIPE] [--accelerate_config NAME] [--key value ...]"
@@ -20,14 +19,13 @@ examples:
 """
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     # The keys of three dataclasses are too many for argparse, and `--target sft` must not take `sft` for the recipe.
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(takes_overrides=True)
 
 
 def run(args: argparse.Namespace) -> int | None:
-    """Train, or re-start under accelerate, or list the keys."""
     words = [*args.overrides, *args.words]
     if "--keys" in words:
         from qsft.recipe.keys import list_keys

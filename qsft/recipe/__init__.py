@@ -28,7 +28,6 @@ def stay_offline_without_hub() -> None:
 
 
 def launch(file: str) -> None:
-    """Run the recipe in `file` with the words after it as overrides, and exit."""
     from qsft.recipe.recipe_file import read_recipe
     from qsft.recipe.run_recipe import train
 

@@ -59,6 +59,7 @@ class Plan(NamedTuple):
     corpus: Corpus
     memory: dict[str, Memory]  # per GPU, by strategy
     full_logits: int
+    head: tuple[int, int, int]  # label tokens of a micro-batch at most, hidden size, vocabulary
 
 
 def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
@@ -66,18 +67,15 @@ def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
     if gpus < 1:
         raise ValueError(f"--gpus {gpus} must be positive.")
     job = configure(recipe, processes=gpus)
-    config, corpus = model_shape(job), survey(job)
-    return Plan(job, config, corpus, *memory_plan(job, config, corpus))
-
-
-def model_shape(job: Job) -> PretrainedConfig:
-    """The student's configuration; of the paper's models the shape is known without asking the hub."""
+    # Of the paper's models the shape is known without asking the hub.
     known = job.student in SHAPES and not Path(job.student).is_dir() and job.model.model_revision in (None, "main")
-    return (known_config(job.student) if known else job.config).get_text_config()
+    config = (known_config(job.student) if known else job.of_the_student(AutoConfig)).get_text_config()
+    corpus = survey(job)
+    head = corpus.most_labels * job.args.per_device_train_batch_size, config.hidden_size, config.vocab_size
+    return Plan(job, config, corpus, *memory_plan(job, config, corpus.longest, head), head)
 
 
 def known_config(model: str) -> PretrainedConfig:
-    """The configuration of a model of the paper, as far as memory depends on it."""
     shape: dict[str, Any] = dict(zip(KEYS, SHAPES[model]))
     return AutoConfig.for_model(**shape, head_dim=128, dtype="bfloat16")
 
@@ -96,9 +94,7 @@ def survey(job: Job) -> Corpus:
         return Corpus(rows, limit, rows * min(limit, LABEL_TOKENS[source.name]), limit, note, estimate=True)
     if "input_ids" not in dataset.column_names:
         if limit is None:
-            raise ValueError(
-                "a plan needs max_length, since this data set is tokenised by TRL only when training starts."
-            )
+            raise ValueError("a plan needs max_length: TRL tokenises this data set only when training starts.")
         return Corpus(len(dataset), limit, None, limit, "label tokens are known after TRL's preparation")
     lengths = [min(len(ids), limit or len(ids)) for ids in dataset["input_ids"]]
     labels = [sum(label != IGNORED for label in row[:limit]) for row in dataset["labels"]]
@@ -107,19 +103,16 @@ def survey(job: Job) -> Corpus:
     return Corpus(len(dataset), max(lengths), sum(labels), max(labels))
 
 
-def memory_plan(job: Job, config: PretrainedConfig, corpus: Corpus) -> tuple[dict[str, Memory], int]:
+def memory_plan(job: Job, config: Any, longest: int, head: tuple[int, int, int]) -> tuple[dict[str, Memory], int]:
     """Memory per GPU for every strategy, and for LoRA beside the full training; and what full logits would cost."""
     args, given = job.args, job.model.dtype
     mixed = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     dtype: Any = getattr(torch, given) if given not in (None, "auto") else config.dtype or torch.float32
-    step = Step(args.per_device_train_batch_size, corpus.longest, dtype, mixed, bool(args.gradient_checkpointing))
+    step = Step(args.per_device_train_batch_size, longest, dtype, mixed, bool(args.gradient_checkpointing))
 
     def on_each_gpu(strategy: str, model: Rehearsed) -> Memory:
         held = head_bytes(
-            *_head_shape(job, config, corpus),
-            trained=model.head.requires_grad,
-            top_k=args.teacher_top_k,
-            compute=mixed or model.head.dtype,
+            *head, trained=model.head.requires_grad, top_k=args.teacher_top_k, compute=mixed or model.head.dtype
         )
         return STRATEGIES[strategy](model, job.processes, mixed)._replace(activations=model.activations, head=held)
 
@@ -131,13 +124,7 @@ def memory_plan(job: Job, config: PretrainedConfig, corpus: Corpus) -> tuple[dic
     return table, model.full_logits
 
 
-def _head_shape(job: Job, config: PretrainedConfig, corpus: Corpus) -> tuple[int, int, int]:
-    """Label tokens of a micro-batch at most, hidden size, vocabulary."""
-    return corpus.most_labels * job.args.per_device_train_batch_size, config.hidden_size, config.vocab_size
-
-
 def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """What the plan says beside the memory table."""
     job, corpus, args = plan.job, plan.corpus, plan.job.args
     guess = ", an estimate" * corpus.estimate
     yield "documents", f"{corpus.documents:,}" + (f" ({corpus.note})" if corpus.note else "")
@@ -154,12 +141,11 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
     per_gpu, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     product = f"{per_gpu} per GPU × {accumulation} accumulation × {job.processes} GPUs"
     yield "batch", f"{product}, rows of at most {corpus.longest} tokens"
-    yield from head_lines(*_head_shape(job, plan.config, corpus))
+    yield from head_lines(*plan.head)
     yield "full logits", f"would have taken {decimal(plan.full_logits)} instead of the head tile below"
 
 
 def memory_table(plan: Plan, gpu_memory: float) -> Table:
-    """Memory per GPU by part and strategy, and whether it fits into so many gigabytes."""
     if gpu_memory <= 0:
         raise ValueError(f"--gpu_memory {gpu_memory:g} must be positive.")
     caption = "without CUDA's context (0.5-1 GB) and fragmentation"

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from datasets import Dataset
+from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from qsft.data.load import TrainingData, load_training_data
@@ -20,12 +21,9 @@ from qsft.recipe.recipe_file import DEFAULT_TARGET, Recipe
 from qsft.targets.target import Target
 from qsft.targets.zoo import make_target
 from qsft.teacher.manifest import MANIFEST
-from qsft.train.config import TargetSFTConfig
+from qsft.train.config import TargetSFTConfig, as_dict
 from qsft.train.teacher import cache_directory
 from qsft.train.trainer import TargetSFTTrainer
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 DEFAULT_BATCH = 8  # TrainingArguments' per_device_train_batch_size
 
@@ -50,7 +48,6 @@ class Job:
     args: TargetSFTConfig
     processes: int
     target: Target
-    draw: tuple[int, int] | None = None  # (rows, seed): a look at a few rows instead of all
 
     @property
     def student(self) -> str:
@@ -58,13 +55,9 @@ class Job:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return self._of_the_model(AutoTokenizer)
+        return self.of_the_student(AutoTokenizer)
 
-    @cached_property
-    def config(self) -> Any:
-        return self._of_the_model(AutoConfig)
-
-    def _of_the_model(self, kind: Any) -> Any:
+    def of_the_student(self, kind: Any) -> Any:
         """What transformers' `kind` finds under the model's name; an error that names the model if there is nothing."""
         how = {"revision": self.model.model_revision, "trust_remote_code": self.args.trust_remote_code}
         return of_the_model(kind, self.student, option="--model_name_or_path", **how)
@@ -72,15 +65,10 @@ class Job:
     @cached_property
     def data(self) -> TrainingData:
         """The training rows; the first process of each machine prepares them, the others read its result."""
-        if self.draw is None:
-            return self.load(self.settings, multiple_of=self.rows_per_step)
-        if self.settings.sample_rows is None:
-            return self.load(self.settings, rows=self._drawn(self.stored_rows(self.settings)))
-        whole = self.load(self.settings)  # the rows trained on are a draw themselves: only they are in the cache
-        return replace(whole, dataset=self._drawn(whole.dataset))
+        return self.load(self.settings, multiple_of=self.rows_per_step)
 
     def load(
-        self, settings: RecipeSettings, *, multiple_of: int = 1, rows: "Dataset | None" = None, to_train: bool = True
+        self, settings: RecipeSettings, *, multiple_of: int = 1, rows: Dataset | None = None, to_train: bool = True
     ) -> TrainingData:
         """The documents of other settings than the recipe's own, or of other rows, prepared as the recipe's are."""
         with self.args.main_process_first(desc="loading data"):
@@ -96,18 +84,13 @@ class Job:
         void = {key: value for key, value in self.recipe.set_aside.items() if key in ORIGIN}
         return replace(data, manifest={**data.manifest, **({"set aside": void} if void else {})})
 
-    def stored_rows(self, settings: RecipeSettings) -> "Dataset":
+    def stored_rows(self, settings: RecipeSettings) -> Dataset:
         """The rows as they are stored, before anything is made of them; a world's are made from the seed."""
         world = WORLDS.get(settings.dataset or "")
         if world is None or settings.data_dir is not None:
             return read_rows(settings)
         one_of("dataset_split", settings.dataset_split, ["train"])
         return resolve_name(world["rows"])(self.args.seed)
-
-    def _drawn(self, rows: "Dataset") -> "Dataset":
-        """A few rows more than asked for: some may have no label, or not be in the cache."""
-        n, seed = self.draw or (len(rows), 0)
-        return rows.shuffle(seed=seed).select(range(min(len(rows), n + n // 4 + 8)))
 
     @property
     def rows_per_step(self) -> int:
@@ -132,15 +115,15 @@ class Job:
         """Where the cache of what the target reads is, or will be: the teacher's, or the reference's."""
         return cache_directory(self.target, self.args, self.student, self.tokenizer)
 
-    def trainer(self, **kwargs: Any) -> TargetSFTTrainer:
-        """The trainer; making it builds or completes the teacher's cache, on all processes."""
+    def trainer(self, rows: Dataset | None = None, **kwargs: Any) -> TargetSFTTrainer:
+        """The trainer, of all rows or of these; making it builds or completes the teacher's cache, on all processes."""
         held_out, split = None, self.settings.eval_split
         if split is not None:  # prepared in the same way, all of it
             held_out = self.load(replace(self.settings, dataset_split=split, sample_rows=None)).dataset
         return TargetSFTTrainer(
             model=self.student,
             args=self.args,
-            train_dataset=self.data.dataset,
+            train_dataset=self.data.dataset if rows is None else rows,
             eval_dataset=held_out,
             processing_class=self.tokenizer,
             peft_config=get_peft_config(self.model),
@@ -148,12 +131,20 @@ class Job:
             **kwargs,
         )
 
-    def sampled(self, n: int, seed: int) -> "Job":
-        """The job on a random draw of its rows.
+    def sampled(self, n: int, seed: int) -> TargetSFTTrainer:
+        """The trainer of a random draw of rows, a few more than n: some may have no label, or not be in the cache.
 
         A cache that is there is read, not added to. Without one the drawn rows go into a cache beside it, which the
         next draw adds to: the run's own stays untouched until the run fills it.
         """
+
+        def drawn(rows: Dataset) -> Dataset:
+            return rows.shuffle(seed=seed).select(range(min(len(rows), n + n // 4 + 8)))
+
+        if self.settings.sample_rows is None:
+            few = self.load(self.settings, rows=drawn(self.stored_rows(self.settings))).dataset
+        else:  # the rows trained on are a draw themselves: only they are in the cache
+            few = drawn(self.load(self.settings).dataset)
         args, cache = copy(self.args), self.cache_path
         if cache is not None and (cache / MANIFEST).is_file():
             args.teacher_cache, args.teacher_model_name_or_path = str(cache), None
@@ -162,14 +153,11 @@ class Job:
             args.teacher_cache = f"{cache}-sample"
             if self.target.role == "reference" and args.reference_model_name_or_path != "teacher":
                 args.teacher_model_name_or_path = None  # beside a teacher model the cache would be the teacher's
-        return replace(self, args=args, draw=(n, seed))
+        return replace(self, args=args).trainer(few)
 
 
 def configure(recipe: Recipe, processes: int | None = None) -> Job:
-    """The job a recipe describes, its global batch split over the processes of this launch.
-
-    With `processes` given it is a job on paper, for that many processes: no device is asked what it can do.
-    """
+    """The job a recipe describes on the processes of this launch; given `processes`, on paper: no device is asked."""
     settings, model, values = recipe.settings, ModelConfig(**recipe.part(ModelConfig)), recipe.part(TargetSFTConfig)
     # A wrong target or batch is refused before anything is downloaded or, in a world, trained.
     target = make_target(recipe.values.get("target", DEFAULT_TARGET), **recipe.values.get("target_kwargs") or {})
@@ -191,8 +179,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
         return job
     if job.args.world_size != processes:
         raise ValueError(
-            f"the launcher promised {processes} processes, but {job.args.world_size} take part. With accelerate on the "
-            "CPU use recipes/accelerate/cpu.yaml: `--cpu` and MULTI_CPU start one process only."
+            f"only {job.args.world_size} of {processes} processes take part. On CPUs use accelerate/cpu.yaml."
         )
     from qsft.recipe.material import curated_settings
 
@@ -200,28 +187,21 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
 
 
 def _trainer_config(values: dict[str, Any], model: ModelConfig, on_paper: bool) -> TargetSFTConfig:
-    """The trainer's configuration, with what loads the model in it."""
     try:
         args = TargetSFTConfig(**values | ({"use_cpu": True} if on_paper else {}))
     except ValueError as error:
         if "use_cpu" not in str(error):
             raise
-        raise ValueError(
-            "this training is in bf16 on a GPU, and none was found. To try it on the CPU add "
-            "--use_cpu true --bf16 false, with small models; `qsft plan` needs no GPU."
-        ) from error
+        remedy = "To try it on the CPU add --use_cpu true --bf16 false, with small models; `qsft plan` needs no GPU."
+        raise ValueError(f"this training is in bf16 on a GPU, and none was found. {remedy}") from error
     loading = {"revision": model.model_revision, "trust_remote_code": args.trust_remote_code}
     loading |= {"attn_implementation": model.attn_implementation, "dtype": model.dtype}
-    given: Any = args.model_init_kwargs or {}  # a str no more: TRL has parsed it
-    args.model_init_kwargs = {**loading, **given}
+    args.model_init_kwargs = {**loading, **as_dict(args.model_init_kwargs)}
     return args
 
 
 def split_batch(global_batch: int, per_device: int, processes: int) -> tuple[int, int]:
-    """(per-device batch, accumulation steps) whose product over all processes is the global batch.
-
-    The per-device batch is the largest divisor of one process's share that is at most the recipe's.
-    """
+    """(largest per-device batch up to the recipe's, accumulation steps): over all processes their product is global."""
     if global_batch < 1 or per_device < 1:
         raise ValueError(f"global_batch_size={global_batch} and per_device_train_batch_size={per_device} must be ≥ 1.")
     share, rest = divmod(global_batch, processes)

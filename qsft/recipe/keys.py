@@ -1,7 +1,4 @@
-"""The keys of a recipe: the fields of three dataclasses, read by TRL's own parser of them.
-
-A value in a file and a word of the command line go the same way: `parse_words(["--learning_rate", "5e-5"])`.
-"""
+"""The keys of a recipe: the fields of three dataclasses, read by TRL's own parser, in files as on the command line."""
 
 import argparse
 import json
@@ -31,25 +28,19 @@ class RecipeSettings(DataSettings):
 
     curate: dict[str, Any] | None = key(  # noqa: RUF009
         None,
-        'Train on what a data-level method makes of the data: {"method": "rft", "n": 8}. Its settings are those of '
+        'Train on what a data-level method makes of the data: {"method": "rft", "n": 8}, with the settings of '
         "`qsft curate METHOD --help`; `out` is where it is kept (default: output_dir/curated).",
     )
     global_batch_size: int | None = key(
-        None,
-        "Sequences per optimiser step over all processes. per_device_train_batch_size becomes at most the share of one "
-        "process, and gradient_accumulation_steps the rest. Rows are cut to a multiple of it.",
+        None, "Sequences per optimiser step over all processes; accumulation follows, rows are cut to a multiple."
     )
-    eval_split: str | None = key(
-        None, "Split to report the loss on while training (with eval_strategy).", aliases=["--dataset_test_split"]
-    )
+    eval_split: str | None = key(None, "Split to report the loss on.", aliases=["--dataset_test_split"])
     eval_tasks: str | None = key(None, "What `qsft eval RECIPE` measures: math, medical, or names of tasks.")
     eval_protocol: str | None = key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math or avg16.")
     target_protocols: dict[str, str] | None = key(  # noqa: RUF009
         None, 'Targets that are evaluated otherwise than by eval_protocol: {"target": "avg16"}.'
     )
-    overwrite: bool = key(
-        False, "Start anew where checkpoints are: they are moved to output_dir/earlier, none is deleted."
-    )
+    overwrite: bool = key(False, "Start anew where checkpoints are: they are moved to output_dir/earlier.")
     dry_run: bool = key(False, "Print configuration, data, steps and the state of the cache, and stop.")
 
 
@@ -121,7 +112,6 @@ def read_word(word: str) -> Any:
 
 
 def list_keys() -> str:
-    """Every key with its default and its help."""
     from trl import TrlParser
 
     actions = TrlParser(owners(), add_help=False)._actions

@@ -67,13 +67,8 @@ class Memory(NamedTuple):
 
 def ddp(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Everything on every GPU; the reducer's buckets hold a second copy of the gradients."""
-    gradients = sum(p.nbytes for p in model.trained)
-    return Memory(
-        weights=sum(p.nbytes for p in model.parameters),
-        gradients=gradients,
-        optimiser=2 * gradients + STEP_COUNTER * len(model.trained),
-        exchange=gradients if gpus > 1 else 0,
-    )
+    weights, gradients = (sum(p.nbytes for p in held) for held in (model.parameters, model.trained))
+    return Memory(weights, gradients, 2 * gradients + STEP_COUNTER * len(model.trained), gradients if gpus > 1 else 0)
 
 
 def fsdp2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
@@ -89,39 +84,26 @@ def fsdp2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
         rows = p.shape[0] if p.shape else 1
         return _ceil(rows, gpus) * (p.numel() // rows) * (FLOAT if mixed and p.requires_grad else p.itemsize)
 
-    trained = sum(map(shard, model.trained))
-    return Memory(
-        weights=sum(map(shard, model.parameters)),
-        gradients=trained,
-        optimiser=2 * trained + STEP_COUNTER * len(model.trained),
-        exchange=(model.outside + 3 * model.block) * (mixed or model.head.dtype).itemsize,
-    )
+    weights, trained = (sum(map(shard, held)) for held in (model.parameters, model.trained))
+    exchange = (model.outside + 3 * model.block) * (mixed or model.head.dtype).itemsize
+    return Memory(weights, trained, 2 * trained + STEP_COUNTER * len(model.trained), exchange)
 
 
 def zero2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Whole weights; one flat share of gradients, of float32 master weights and of AdamW's two moments."""
     width = (mixed or model.head.dtype).itemsize
     trained = sum(p.numel() for p in model.trained)
-    return Memory(
-        weights=sum(p.numel() for p in model.parameters) * width,
-        gradients=_ceil(trained, gpus) * width,
-        optimiser=_ceil(trained, gpus) * 3 * FLOAT,
-        exchange=min(trained, DEEPSPEED_BUCKET) * width,
-    )
+    share, weights = _ceil(trained, gpus), sum(p.numel() for p in model.parameters)
+    return Memory(weights * width, share * width, share * 3 * FLOAT, min(trained, DEEPSPEED_BUCKET) * width)
 
 
 def zero3(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """One share of everything; weights are gathered for the time they are used, up to DeepSpeed's limit."""
     width = (mixed or model.head.dtype).itemsize
-    trained = sum(_ceil(p.numel(), gpus) for p in model.trained)
+    weights, share = (sum(_ceil(p.numel(), gpus) for p in held) for held in (model.parameters, model.trained))
     live = min(sum(p.numel() for p in model.parameters), DEEPSPEED_LIVE)
     bucket = min(sum(p.numel() for p in model.trained), DEEPSPEED_BUCKET)
-    return Memory(
-        weights=sum(_ceil(p.numel(), gpus) for p in model.parameters) * width,
-        gradients=trained * width,
-        optimiser=trained * 3 * FLOAT,
-        exchange=(live + bucket) * width if gpus > 1 else 0,
-    )
+    return Memory(weights * width, share * width, share * 3 * FLOAT, (live + bucket) * width if gpus > 1 else 0)
 
 
 STRATEGIES = {"DDP": ddp, "FSDP2": fsdp2, "ZeRO-2": zero2, "ZeRO-3": zero3}
@@ -134,25 +116,20 @@ def _ceil(number: int, parts: int) -> int:
 class Allocations(TorchDispatchMode):
     """While entered: how many bytes the tensors made inside hold now (`live`), and held at most (`peak`)."""
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+    def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
         self.live = self.peak = 0
         self._bytes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self._add(leaf.untyped_storage())
+        for storage in (leaf.untyped_storage() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)):
+            if storage._cdata not in self._bytes:
+                self._bytes[storage._cdata] = storage.nbytes()
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._drop, storage._cdata)
         return out
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata in self._bytes:
-            return
-        self._bytes[storage._cdata] = storage.nbytes()
-        self.live += storage.nbytes()
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._drop, storage._cdata)
 
     def _drop(self, key: int) -> None:
         self.live -= self._bytes.pop(key)
@@ -183,7 +160,6 @@ def rehearse(config: PretrainedConfig, step: Step, adapter: PeftConfig | None = 
 
 
 def backbone(causal: Any, step: Step) -> Tensor:
-    """Hidden states of a micro-batch, and their backward."""
     ids = torch.zeros(step.batch, step.length, dtype=torch.long)
     with nullcontext() if step.autocast is None else torch.autocast("cpu", step.autocast):
         hidden: Tensor = causal.base_model(input_ids=ids, use_cache=False).last_hidden_state

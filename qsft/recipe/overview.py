@@ -7,9 +7,9 @@ missing is named with the command that fills it. Written as report.json, .md, .t
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,36 +32,20 @@ CAPTION = "Average accuracy, % [95 % interval], and in brackets what the paper p
 Overview = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Evaluated:
+class Evaluated(NamedTuple):
     """An evaluation, and the record of the run: UNTRAINED for a model that no recipe trained."""
 
     directory: Path
-    model: str
+    student: str
     record: Mapping[str, Any]
-
-    @property
-    def method(self) -> str:
-        return run_name(*self.target)
-
-    @property
-    def target(self) -> tuple[str, Mapping[str, Any]]:
-        return self.record["target"], self.record["target_kwargs"]
-
-    @property
-    def student(self) -> str:
-        """What was trained."""
-        return str(self.record["values"].get("model_name_or_path") or self.model)
+    target: tuple[str, Mapping[str, Any]]
+    method: str
 
 
 def collect(places: Sequence[Path]) -> tuple[list[Evaluated], list[Path]]:
     """Every evaluation below some directories, the newest last, and the trained runs that were not evaluated."""
-    absent = [str(place) for place in places if not place.is_dir()]
-    if absent:
-        raise FileNotFoundError(
-            f"there is no directory {', '.join(absent)} to collect evaluated runs from. Name one that `qsft train`, "
-            "`qsft sweep` or `qsft eval` wrote into."
-        )
+    if absent := ", ".join(str(place) for place in places if not place.is_dir()):
+        raise FileNotFoundError(f"there is no directory {absent} to collect evaluated runs from. Name one that exists.")
     found = {path.parent for place in places for path in place.rglob(SUMMARY) if (path.parent / "grades").is_dir()}
     newest_last = sorted(found, key=lambda directory: (directory / SUMMARY).stat().st_mtime_ns)
     trained = sorted({path.parent for place in places for path in place.rglob(RECORD)})
@@ -71,22 +55,18 @@ def collect(places: Sequence[Path]) -> tuple[list[Evaluated], list[Path]]:
 def _evaluated(directory: Path) -> Evaluated:
     remedy = "Evaluate again with --fresh, or delete the directory."
     model = str(read_json(directory / SUMMARY, remedy)["settings"]["model"])
-    return Evaluated(directory, model, (directory.name == "eval" and recorded(directory.parent)) or UNTRAINED)
+    record = (directory.name == "eval" and recorded(directory.parent)) or UNTRAINED
+    target = record["target"], record["target_kwargs"]
+    return Evaluated(directory, record["values"].get("model_name_or_path") or model, record, target, run_name(*target))
 
 
 def overview(places: Sequence[Path]) -> Overview:
-    """What report.json holds: settings with their cells and published numbers, wins, what is missing, notes.
-
-    places: directories to look in; none are those that trainings, sweeps and evaluations go to by default.
-    """
+    """What report.json holds: settings with their cells and published numbers, wins, what is missing, notes."""
     evaluations, unevaluated = collect(places or [place for place in map(Path, DEFAULT_PLACES) if place.is_dir()])
     names = dict.fromkeys(str(one.record["recipe"]) for one in evaluations if one.record["recipe"] is not None)
     if not names:
         where = ", ".join(map(str, places or DEFAULT_PLACES))
-        raise FileNotFoundError(
-            f"no evaluated run of a recipe below {where}. Train one (`qsft train RECIPE`), evaluate it (`qsft eval "
-            "RUN`) and report again."
-        )
+        raise FileNotFoundError(f"no evaluated run of a recipe below {where}. Train one and evaluate it first.")
     order = [*paper()["settings"], *names]
     settings = {name: _setting(name, evaluations) for name in sorted(names, key=order.index)}
     seen = [method for one in settings.values() for method in one["cells"]]
@@ -102,9 +82,8 @@ def overview(places: Sequence[Path]) -> Overview:
 
 
 def _setting(name: str, evaluations: Sequence[Evaluated]) -> dict[str, Any]:
-    """The cells of a setting: its runs, and its student untrained."""
     own = [one for one in evaluations if one.record["recipe"] == name]
-    base = [one for one in evaluations if one.record is UNTRAINED and one.model == own[-1].student]
+    base = [one for one in evaluations if one.record is UNTRAINED and one.student == own[-1].student]
     # Most runs say what the setting's tasks are; a run that lacks one of them is named as missing.
     tasks = list(Counter(tuple(graded_tasks(one.directory)) for one in own).most_common(1)[0][0])
     newest = {one.method: one for one in (*base, *own) if set(tasks) <= set(graded_tasks(one.directory))}
@@ -164,7 +143,6 @@ def _missing(name: str, setting: Mapping[str, Any], methods: Sequence[str], trai
 
 
 def write_overview(summary: Overview, directory: Path) -> Path:
-    """Write report.json, report.md, report.tex and report.html; the page's path."""
     write_json(directory / "report.json", summary)
     write_text(directory / "report.md", to_markdown(summary))
     write_text(directory / "report.tex", to_latex(summary))
@@ -176,7 +154,6 @@ def write_overview(summary: Overview, directory: Path) -> Path:
 
 
 def table(summary: Overview) -> tuple[list[str], list[list[str]]]:
-    """Settings × methods, the lenient score below, then wins."""
     methods, rows = summary["methods"], []
     for name, setting in summary["settings"].items():
         cells = [setting["cells"].get(method) for method in methods]
@@ -199,7 +176,6 @@ def notes(summary: Overview) -> list[str]:
 
 
 def to_markdown(summary: Overview) -> str:
-    """The table, the notes, and what is missing."""
     missing = ["", "Missing, and the command that fills it:", "", *(f"    {line}" for line in summary["missing"]), ""]
     text = tables_to_markdown([(CAPTION, *table(summary))], notes(summary))
     return text + "\n".join(missing if summary["missing"] else [])
@@ -212,19 +188,14 @@ def to_latex(summary: Overview) -> str:
     for name, setting in summary["settings"].items():
         means = {method: cell["acc"]["mean"] for method, cell in setting["cells"].items()}
         best = max(means, key=lambda method: means[method]) if len(means) > 1 else None
-        cells = [_tex_cell(setting["cells"].get(method), bold=method == best) for method in methods]
-        rows.append([name, *_with_published(setting, methods, cells)])
+        cells = {method: percent(mean) for method, mean in means.items()}
+        cells |= {best: rf"\textbf{{{cells[best]}}}"} if best else {}
+        for method, cell in setting["cells"].items():
+            cells[method] += rf" {{\scriptsize$\pm${50 * (cell['acc']['high'] - cell['acc']['low']):.1f}}}"
+        rows.append([name, *_with_published(setting, methods, [cells.get(method, "--") for method in methods])])
     head, *body = [" & ".join(row).replace("_", r"\_") + r" \\" for row in rows]
     begin = [f"% {CAPTION}", rf"\begin{{tabular}}{{l{'r' * len(methods)}}}", r"\toprule"]
     return "\n".join([*begin, head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _tex_cell(cell: Mapping[str, Any] | None, *, bold: bool) -> str:
-    if cell is None:
-        return "--"
-    mean, half = percent(cell["acc"]["mean"]), 50 * (cell["acc"]["high"] - cell["acc"]["low"])
-    shown = rf"\textbf{{{mean}}}" if bold else mean
-    return rf"{shown} {{\scriptsize$\pm${half:.1f}}}"
 
 
 def figure(summary: Overview) -> Any:

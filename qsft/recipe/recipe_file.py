@@ -35,7 +35,6 @@ class Recipe:
     set_aside: Mapping[str, Any] = field(default_factory=dict)  # values of the file that the overrides made void
 
     def part(self, owner: Any) -> dict[str, Any]:
-        """The values that `owner` reads."""
         return {item.name: self.values[item.name] for item in fields(owner) if item.name in self.values}
 
     @property
@@ -46,7 +45,6 @@ class Recipe:
 
     @property
     def settings(self) -> RecipeSettings:
-        """The settings that neither the model nor the trainer knows."""
         return RecipeSettings(**self.part(RecipeSettings))
 
 
@@ -55,11 +53,17 @@ def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) 
     path = find_recipe(path_or_name) if path_or_name is not None else None
     values = {} if path is None else read_values(path)
     given, inner = read_overrides(overrides)
-    set_aside = {key: values.pop(key) for key in _void(values, given)}
+    # What the file says about its target or its data set is void where the command line names another one.
+    replaced = {key for key, value in given.items() if value != values.get(key)}
+    said = {"target": ("target_kwargs",), "dataset": ORIGIN if "dataset" in values else ()}
+    void = [key for about, some in said.items() if about in replaced for key in some if key in values]
+    set_aside = {key: values.pop(key) for key in void}
     values |= given
     for key, entries in inner.items():
         values[key] = _as_dict(key, values.get(key)) | entries
-    values |= _own_protocol(values, given)
+    own = (values.get("target_protocols") or {}).get(values.get("target", DEFAULT_TARGET))
+    if own and "eval_protocol" not in given:
+        values["eval_protocol"] = own
     hparams = _as_dict("target_kwargs", given.get("target_kwargs")) | inner.get("target_kwargs", {})
     name = path.stem if path else "run"
     output_dir = values.get("output_dir") or f"runs/{name}-{run_name(values.get('target', DEFAULT_TARGET), hparams)}"
@@ -75,21 +79,7 @@ def run_name(target: str, hparams: Mapping[str, Any]) -> str:
     return "-".join([target, *(f"{key}{value}" for key, value in hparams.items())])
 
 
-def _void(values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """The file's keys that were said about its target or its data set, where the command line names another one."""
-    replaced = {key for key, value in given.items() if value != values.get(key)}
-    said = {"target": ("target_kwargs",), "dataset": ORIGIN if "dataset" in values else ()}
-    return [key for about, keys in said.items() if about in replaced for key in keys if key in values]
-
-
-def _own_protocol(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
-    """The evaluation protocol that the file has for this target, unless the command line asks for another one."""
-    own = (values.get("target_protocols") or {}).get(values.get("target", DEFAULT_TARGET))
-    return {"eval_protocol": own} if own and "eval_protocol" not in given else {}
-
-
 def find_recipe(path_or_name: str | Path) -> Path:
-    """The file itself, or the recipe of that name that comes with the package."""
     path = Path(path_or_name)
     if path.is_file():
         return path
@@ -103,12 +93,10 @@ def find_recipe(path_or_name: str | Path) -> Path:
 
 
 def packaged_recipes() -> list[Path]:
-    """The recipes that come with qsft."""
     return sorted(PACKAGED.glob("*.yaml"))
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """The checked values of a file; sections of a nested file are flattened."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     for key, value, place in _yaml_entries(path):
@@ -149,10 +137,7 @@ def _refuse_endless(root: yaml.Node, path: Path) -> None:
     while waiting:
         node, count = waiting.pop(), count + 1
         if count > MOST_VALUES:
-            raise ValueError(
-                f"{path}:{node.start_mark.line + 1}: more than {MOST_VALUES:,} values with the aliases (*name) written "
-                "out; one may refer to itself. Write the values themselves."
-            )
+            raise ValueError(f"{path}:{node.start_mark.line + 1}: more than {MOST_VALUES:,} values with the aliases.")
         if isinstance(node, yaml.CollectionNode):
             waiting += [n for item in node.value for n in (item if isinstance(item, tuple) else (item,))]
 

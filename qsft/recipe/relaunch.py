@@ -10,8 +10,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -22,16 +22,12 @@ from qsft.recipe import PACKAGED
 
 # The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
 LAUNCHER_KEYS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
-# The processes that a signal is meant for, given the child.
-Receivers = Callable[[psutil.Process], list[psutil.Process]]
 
 
 def relaunch(config: str, words: list[str]) -> int:
     """Run the words under `accelerate launch` with the given configuration; the launcher's exit code."""
     if launched():
-        raise ValueError(
-            "--accelerate_config is for `qsft train` itself; this process was launched by accelerate already."
-        )
+        raise ValueError("--accelerate_config is for `qsft train` itself; accelerate launched this process already.")
     command = accelerate_command(config, words)
     print(shlex.join(command), flush=True)
     own, _ = split_words(words, LAUNCHER_KEYS)
@@ -41,13 +37,13 @@ def relaunch(config: str, words: list[str]) -> int:
         **os.environ,
         "QSFT_COMMAND": shlex.join(["qsft", "train", "--accelerate_config", config, *own]),
     }
-    return run_child(command, lambda launcher: launcher.children(), env)[0]
+    return run_child(command, env, launcher=True)[0]
 
 
-def run_child(command: list[str], receivers: Receivers, env: dict[str, str] | None = None) -> tuple[int, bool]:
+def run_child(command: list[str], env: dict[str, str] | None = None, launcher: bool = False) -> tuple[int, bool]:
     """Run a command in a process group of its own to its end: its exit code, and whether a signal was passed on to it.
 
-    Ctrl-C and SIGTERM go to the receivers among the child and its own; a lost terminal ends the child. The exit code is
+    Ctrl-C and SIGTERM go to the child, or to a launcher's children; a lost terminal ends the child. The exit code is
     128 + n where signal n killed it, in the shell's way.
     """
     child = subprocess.Popen(command, env=env, process_group=0)
@@ -59,26 +55,29 @@ def run_child(command: list[str], receivers: Receivers, env: dict[str, str] | No
             print("\nqsft: stopping after this step; a second Ctrl-C stops at once.", file=sys.stderr, flush=True)
         with suppress(psutil.NoSuchProcess):  # it may be ending just now
             process = psutil.Process(child.pid)
-            for receiver in [process] if number == signal.SIGHUP else receivers(process):
+            for receiver in process.children() if launcher and number != signal.SIGHUP else [process]:
                 receiver.send_signal(number)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
+    with handled(pass_on, *numbers):
         code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return code if code >= 0 else 128 - code, bool(came)
 
 
-def accelerate_command(config: str, words: list[str]) -> list[str]:
-    """`qsft train … --accelerate_config NAME` as the `accelerate launch` command that does it.
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
-    `config` is a file or the name of one of recipes/accelerate/; the words that are accelerate's own go to it.
-    """
+
+def accelerate_command(config: str, words: list[str]) -> list[str]:
+    """The `accelerate launch` command; `config` is a file or the name of one of recipes/accelerate/."""
     named = {file.stem: file for file in sorted(PACKAGED.glob("accelerate/*.yaml"))}
     path = Path(config) if Path(config).is_file() else named.get(config)
     if path is None:

@@ -8,27 +8,27 @@ import shlex
 import signal
 from collections.abc import Iterator
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from qsft.files import shown
 from qsft.processes import is_main, process_group, world_size
 from qsft.recipe.job import WORLDS, Job, configure
 from qsft.recipe.recipe_file import Recipe
-from qsft.recipe.relaunch import split_words
+from qsft.recipe.relaunch import handled, split_words
 from qsft.recipe.trained import record_recipe
 from qsft.targets.view import IGNORED
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
-from qsft.train.checkpoints import refuse_damaged, refuse_other_run, resolve_checkpoint, set_aside
+from qsft.train.checkpoints import inhabited, refuse_damaged, resolve_checkpoint, set_aside
 
 
 def train(recipe: Recipe) -> None:
-    """Train a recipe to its end, or describe it with `dry_run`."""
     if recipe.settings.dry_run:
         dry_run(configure(recipe, world_size()))
         return
@@ -44,7 +44,7 @@ def run(job: Job) -> None:
         record_recipe(job)
     stop = StopOnSignal()
     trainer = job.trainer(callbacks=[stop])
-    with stop:
+    with handled(stop.ask, signal.SIGINT, signal.SIGTERM):
         trainer.train(resume_from_checkpoint=job.args.resume_from_checkpoint)
     if stop.stopped:
         trainer.accelerator.print(resume_command(job, trainer.state.global_step))
@@ -57,22 +57,17 @@ def run(job: Job) -> None:
 
 
 def make_room(recipe: Recipe) -> None:
-    """Refuse to start anew among the checkpoints of another run; with `overwrite` move that run's files aside.
-
-    A checkpoint that cannot be resumed from is refused as well: now, and not after the teacher's cache was built.
-    """
+    """Refuse another run's checkpoints, or with `overwrite` move them aside; refuse one that cannot be resumed from
+    now, and not after the teacher's cache was built."""
     output, overwrite = recipe.output_dir, recipe.settings.overwrite
     asked = recipe.values.get("resume_from_checkpoint")
     if overwrite and asked is not None:
         raise ValueError("--overwrite starts anew and --resume_from_checkpoint continues: leave one of them out.")
     if asked is not None:
         refuse_damaged(Path(str(resolve_checkpoint(output, asked))), digests=False)
-    elif not overwrite:
-        refuse_other_run(output)
+    elif not overwrite and (told := inhabited(output)):
+        raise ValueError(told)
     if overwrite and is_main() and (place := set_aside(output)):
-        for file in Path(output).iterdir():
-            if file.is_file():  # the earlier run's model, record and logs: a stopped new run must not be taken for it
-                file.rename(place / file.name)
         print(f"what an earlier run left in {shown(output)} is now in {shown(place)}", flush=True)
 
 
@@ -82,38 +77,24 @@ def build_recipe_cache(recipe: Recipe) -> TeacherCache:
         job = configure(recipe)
         trainer = job.trainer()
         if trainer.cache is None:
-            raise ValueError(
-                f"target {job.args.target!r} reads no cache. Build it for one that does, for example with "
-                "--target target; every target with the same teacher reads the same cache."
-            )
+            raise ValueError(f"target {job.args.target!r} reads no cache. Build it for --target target, say.")
         trainer.accelerator.wait_for_everyone()
         return trainer.cache
 
 
 class StopOnSignal(TrainerCallback):
-    """While entered as a context: the first signal asks for a checkpoint and a stop; a second Ctrl-C kills."""
+    """The first signal that `ask` handles asks for a checkpoint and a stop; a second Ctrl-C kills."""
 
-    def __init__(self) -> None:
-        self.asked = False  # this process got a signal
-        self.stopped = False  # all processes agreed to stop
-        self._before: dict[signal.Signals, Any] = {}
+    asked = False  # this process got a signal
+    stopped = False  # all processes agreed to stop
 
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, _: FrameType | None) -> None:
+    def ask(self, number: int, _: FrameType | None) -> None:
         # A launcher passes Ctrl-C on as SIGTERM too, so only a second SIGINT means "now".
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.asked = True
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> TrainerControl:
         """Ask Trainer to save and stop once any process was signalled: signals reach processes at different steps."""
         asked = self.asked
         if torch.distributed.is_initialized():
@@ -127,6 +108,7 @@ class StopOnSignal(TrainerCallback):
 
 def dry_run(job: Job) -> None:
     """Print the resolved configuration, the data, the steps and the state of the cache, in the order they are known."""
+    say: Any = partial(print, flush=True) if is_main() else lambda line: None
     for part in (configuration, data, steps, teacher):
         say(f"\n{part.__name__}")
         for name, value in part(job):
@@ -134,14 +116,7 @@ def dry_run(job: Job) -> None:
     say("\nNothing was trained: leave --dry_run out to start.")
 
 
-def say(line: str) -> None:
-    """Print a line at once, from one of several processes."""
-    if is_main():
-        print(line, flush=True)
-
-
 def configuration(job: Job) -> Iterator[tuple[str, Any]]:
-    """Every value the recipe sets, as resolved for this machine."""
     yield "recipe", job.recipe.address or "the command line"
     resolved = {**vars(job.settings), **vars(job.model), **vars(job.args)}
     derived = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")
@@ -168,7 +143,6 @@ def data(job: Job) -> Iterator[tuple[str, Any]]:
 
 
 def steps(job: Job) -> Iterator[tuple[str, Any]]:
-    """How many optimiser steps the run will take, and of what."""
     per_device, accumulation = job.args.per_device_train_batch_size, job.args.gradient_accumulation_steps
     product = f"{per_device} per device × {accumulation} accumulation × {job.processes} processes"
     yield "global batch", f"{job.global_batch} = {product}"
@@ -176,18 +150,14 @@ def steps(job: Job) -> Iterator[tuple[str, Any]]:
 
 
 def teacher(job: Job) -> Iterator[tuple[str, Any]]:
-    """The target, and how much of what it reads is cached already."""
+    role, live = job.target.role, job.args.teacher_live
     yield "target", job.target
-    role = job.target.role
-    if role is None:
-        yield "teacher", "not read by this target"
-    else:
-        yield role, getattr(job.args, f"{role}_model_name_or_path")
-        yield "cache", "none: the teacher runs in every step" if job.args.teacher_live else cache_state(job)
+    yield role or "teacher", getattr(job.args, f"{role}_model_name_or_path") if role else "not read by this target"
+    if role:
+        yield "cache", "none: the teacher runs in every step" if live else cache_state(job)
 
 
 def cache_state(job: Job) -> str:
-    """How many of the run's documents the cache holds."""
     path = job.cache_path
     if path is None or not (path / MANIFEST).exists():
         return f"{shown(path or 'none')}: missing; the first run builds it"
@@ -202,19 +172,17 @@ def cache_state(job: Job) -> str:
 def next_steps(job: Job) -> str:
     """Where the model is and how to measure it, by the tasks and the protocol of its recipe where it has them."""
     place = shown(job.recipe.output_dir)
+    what, words = "Evaluate it", ["eval", place, *([] if job.settings.eval_tasks else ["--tasks", "math"])]
     if job.settings.dataset in WORLDS:  # it speaks of nothing that a task could ask
-        return f"\nThe model is in {place}. See how it trained with\n  {shlex.join(['qsft', 'explore', 'run', place])}"
-    tasks = [] if job.settings.eval_tasks else ["--tasks", "math"]
-    return f"\nThe model is in {place}. Evaluate it with\n  {shlex.join(['qsft', 'eval', place, *tasks])}"
+        what, words = "See how it trained", ["explore", "run", place]
+    return f"\nThe model is in {place}. {what} with\n  {shlex.join(['qsft', *words])}"
 
 
 def resume_command(job: Job, step: int) -> str:
-    """What to type to continue a run that was stopped."""
     checkpoint = f"{shown(job.recipe.output_dir)}/checkpoint-{step}"
     recipe = [job.recipe.address] if job.recipe.path else []
     _, words = split_words(list(job.recipe.overrides), ("resume_from_checkpoint",))
-    by_file = job.recipe.path is not None and job.recipe.address != job.recipe.name
-    started = os.environ.get("QSFT_COMMAND", "accelerate launch" if by_file else "qsft train")
+    started = os.environ.get("QSFT_COMMAND", "qsft train" if recipe in ([], [job.recipe.name]) else "accelerate launch")
     command = f"{started} {shlex.join([*recipe, *words, '--resume_from_checkpoint', checkpoint])}"
     again = "" if job.processes == 1 or "QSFT_COMMAND" in os.environ else " and the launcher's options of this run"
     return f"\nStopped after step {step}; the checkpoint is {checkpoint}. Continue with this{again}:\n  {command}"

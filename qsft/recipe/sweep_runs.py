@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from qsft.evals.comparison import compare
 from qsft.evals.eval_directory import graded_tasks
 from qsft.evals.published import published_setting
-from qsft.files import make_directory, read_json, shown, write_json
+from qsft.files import read_json, shown, write_json
 from qsft.recipe.keys import read_word
 from qsft.recipe.recipe_file import read_recipe, run_name
 from qsft.recipe.relaunch import LAUNCHER_KEYS, run_child, split_words
@@ -40,11 +40,6 @@ class Run(NamedTuple):
     def name(self) -> str:
         return run_name(*self)
 
-    @property
-    def words(self) -> list[str]:
-        """The overrides that make the recipe this run."""
-        return ["--target", self.target, *(f"--target_kwargs.{key}={value}" for key, value in self.hparams.items())]
-
 
 def expand_grid(words: Sequence[str]) -> list[Run]:
     """The runs of `target=sft,target eta=0.2,0.5`; a hyper-parameter is varied for the targets that take it.
@@ -52,23 +47,6 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
     >>> [run.name for run in expand_grid(["target=sft,target", "eta=0.2,0.5"])]
     ['sft', 'target-eta0.2', 'target-eta0.5']
     """
-    axes = _axes(words)
-    targets = [str(name) for name in axes.pop("target", ["target"])]
-    runs = [run for target in targets for run in _points(target, axes)]
-    for name in axes:
-        if not any(name in run.hparams for run in runs):
-            rows = [TARGETS[target] for target in targets if target != BASE]
-            known = {key for row in rows for key in inspect.signature(row).parameters}
-            raise ValueError(
-                f"none of the targets {', '.join(targets)} has a hyper-parameter {name!r}.{did_you_mean(name, known)} "
-                f"They take: {', '.join(sorted(known)) or 'none'}. A key of the recipe is not varied but holds for the "
-                f"whole sweep: --{name} value, and another --directory for another value."
-            )
-    return runs
-
-
-def _axes(words: Sequence[str]) -> dict[str, list[Any]]:
-    """The values of every name of the grid, each value once."""
     axes: dict[str, list[Any]] = {}
     for word in words:
         name, _, values = word.partition("=")
@@ -77,7 +55,18 @@ def _axes(words: Sequence[str]) -> dict[str, list[Any]]:
         if name in axes:
             raise ValueError(f"--grid says {name} twice. Write all its values as one word: {name}=value,value.")
         axes[name] = [read_word(value) for value in dict.fromkeys(values.split(","))]
-    return axes
+    targets = [str(name) for name in axes.pop("target", ["target"])]
+    runs = [run for target in targets for run in _points(target, axes)]
+    for name in axes:
+        if not any(name in run.hparams for run in runs):
+            rows = [TARGETS[target] for target in targets if target != BASE]
+            known = {key for row in rows for key in inspect.signature(row).parameters}
+            raise ValueError(
+                f"none of the targets {', '.join(targets)} has a hyper-parameter {name!r}.{did_you_mean(name, known)} "
+                f"They take: {', '.join(sorted(known)) or 'none'}. A key of the recipe "
+                f"holds for the whole sweep: --{name} value."
+            )
+    return runs
 
 
 def _points(target: str, axes: dict[str, list[Any]]) -> Iterator[Run]:
@@ -116,11 +105,12 @@ class Sweep:
     paper: str | None = None  # published numbers to put beside; None is the recipe's own, if it is the paper's
 
     def commands(self, run: Run) -> dict[str, list[str]]:
-        """What is started for a run, in order."""
         output, qsft = self.directory / run.name, [sys.executable, "-m", "qsft"]
         if run.target == BASE:
             return {"eval": [*qsft, "eval", *self.words(run)["eval"]]}
-        train = ["train", self.recipe, *run.words, "--output_dir", str(output), *self.train_words]
+        hparams = [f"--target_kwargs.{key}={value}" for key, value in run.hparams.items()]
+        place = ["--target", run.target, *hparams, "--output_dir", str(output)]
+        train = ["train", self.recipe, *place, *self.train_words]
         evaluate = ["eval", str(output), *self.eval_words]
         return {"train": [*qsft, *train, *_continued(output)], "eval": [*qsft, *evaluate]}
 
@@ -148,28 +138,24 @@ class Sweep:
     def done(self, run: Run) -> list[str]:
         return self.state().get(run.name, {}).get("done", [])
 
-    def execute(self) -> Path:
-        """Run what is not done yet, then write and print the comparison of all runs with the first; its page."""
+    def execute(self) -> None:
+        """Run what is not done yet, then write and print the comparison of all runs with the first."""
         for number, run in enumerate(self.runs, 1):
             for step, command in self.commands(run).items():
                 if step not in self.done(run):
                     print(f"\n[{number}/{len(self.runs)}] {run.name}: {step}\n{shlex.join(command[1:])}", flush=True)
                     self._start(run, step, command)
         runs = {run.name: self.evaluation(run) for run in self.runs}
-        comparison = compare(list(runs.values()), self.paper or self._published(), names=list(runs))
-        page = comparison.write(self.directory / "comparison")
-        print(f"\n{comparison}\n{shown(page)}")
-        return page
+        # What the paper prints, if that is something about the tasks that were measured.
+        table = published_setting(Path(self.recipe).stem)
+        printed = table and table.shares(graded_tasks(self.evaluation(self.runs[0])))
+        paper = self.paper or (Path(self.recipe).stem if printed else None)
+        comparison = compare(list(runs.values()), paper, names=list(runs))
+        print(f"\n{comparison}\n{shown(comparison.write(self.directory / 'comparison'))}")
 
     def evaluation(self, run: Run) -> Path:
         """Where a run's evaluation is; that of the base is shared with other sweeps."""
         return Path(self.words(run)["eval"][-1]) if run.target == BASE else self.directory / run.name / "eval"
-
-    def _published(self) -> str | None:
-        """The recipe's name, if the paper prints something about the tasks that were measured."""
-        name = Path(self.recipe).stem
-        table = published_setting(name)
-        return name if table and table.shares(graded_tasks(self.evaluation(self.runs[0]))) else None
 
     def _refuse_different_words(self, run: Run) -> None:
         started, done, place = self.state().get(run.name, {}), self.done(run), shown(self.directory)
@@ -188,19 +174,16 @@ class Sweep:
         if step == "train":
             trained.unlink(missing_ok=True)  # of a run that was here before
         self._record(run, self.done(run))
-        code, signalled = run_child(command, lambda child: [child])
+        code, signalled = run_child(command)
         if code == 0 and (run.target == BASE or trained.is_file()):
             self._record(run, [*self.done(run), step])
         elif not signalled:
-            raise ValueError(
-                f"the sweep stopped: {step} of {run.name} {'failed' if code else 'was stopped'} (its message stands "
-                "above). What is finished is kept; rerun the command to continue."
-            )
+            how = "failed" if code else "was stopped"
+            raise ValueError(f"the sweep stopped: {step} of {run.name} {how}. Rerun it to continue.")
         if signalled:
             raise KeyboardInterrupt  # the command says that it can be repeated
 
     def _record(self, run: Run, done: list[str]) -> None:
-        make_directory(self.directory, "the sweep's directory")
         write_json(self.directory / "sweep.json", {**self.state(), run.name: {**self.words(run), "done": done}})
 
 

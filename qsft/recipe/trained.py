@@ -21,7 +21,6 @@ BASE = "base"  # in the place of a target or a run: the student as it was before
 
 
 def record_recipe(job: "Job") -> None:
-    """Write what the run is made of into its directory."""
     target = {"target": job.args.target, "target_kwargs": job.args.target_kwargs or {}}
     measured = {"eval_tasks": job.settings.eval_tasks, "eval_protocol": job.settings.eval_protocol}
     values = {**job.recipe.values, "model_name_or_path": job.student}  # of a world it is not the recipe that names it
@@ -44,10 +43,7 @@ def evaluation_of(model: str, tasks: str | None, protocol: str | None) -> tuple[
     elif is_recipe(model):
         recipe = read_recipe(model)
         if not Path(recipe.output_dir).is_dir():
-            raise FileNotFoundError(
-                f"the recipe {model} trains {recipe.output_dir}, which does not exist yet. Run `qsft train {model}` "
-                "first, or name the trained model's directory."
-            )
+            raise FileNotFoundError(f"{recipe.output_dir} does not exist yet. Run `qsft train {model}` first.")
         model, says = recipe.output_dir, {**recipe.values, **recorded(Path(recipe.output_dir))}
     return model, *_measured(says, tasks, protocol)
 
@@ -76,9 +72,7 @@ def evaluation_directory(model: str) -> Path:
 
 def base_words(values: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     """The words of `qsft eval` that measure a recipe's student untrained, into a place that all its recipes share.
-
-    words: options of `qsft eval` that replace what the recipe says; they make another place.
-    """
+    Options among `words` replace what the recipe says, and make another place."""
     student = values.get("model_name_or_path")
     if student is None:
         raise ValueError(f"{BASE} is the untrained student, and this recipe names none. Set model_name_or_path.")

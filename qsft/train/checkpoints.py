@@ -42,7 +42,6 @@ class Checkpoint:
 
     @property
     def run(self) -> str | None:
-        """The run it belongs to; None where that is not known."""
         try:
             return self.record.get("run")
         except ValueError:  # damaged
@@ -55,14 +54,14 @@ class Checkpoint:
 
     def seal(self, digests: bool = True) -> None:
         """Say that the save is complete, after every process has written its files."""
+        content = {"run": self.run, "step": self.step, "files": self._files(digests)}
+        write_json(self.path / MARKER, content | {"checksum": digest_json(content)})
+
+    def _files(self, digests: bool) -> dict[str, dict[str, Any]]:
         files = [file for file in sorted(self.path.rglob("*")) if file.is_file() and not file.name.endswith(TEMPORARY)]
         found = _digests(files) if digests else [None] * len(files)
-        entries = {
-            file.relative_to(self.path).as_posix(): {"bytes": file.stat().st_size, "digest": value}
-            for file, value in zip(files, found)
-        }
-        content = {"run": self.run, "step": self.step, "files": entries}
-        write_json(self.path / MARKER, content | {"checksum": digest_json(content)})
+        sizes = [{"bytes": file.stat().st_size, "digest": value} for file, value in zip(files, found)]
+        return {file.relative_to(self.path).as_posix(): entry for file, entry in zip(files, sizes)}
 
     def flaws(self, digests: bool = True) -> list[str]:
         """What is wrong with the files, in words; empty for a whole checkpoint. Digests read every byte."""
@@ -78,17 +77,15 @@ class Checkpoint:
             sound = False
         if not sound:
             return [f"{MARKER} is damaged"]
-        listed, wrong = content["files"], list[str]()
-        for name, entry in listed.items():
-            size = (self.path / name).stat().st_size if (self.path / name).is_file() else None
-            if size != entry["bytes"]:
-                there = "is missing" if size is None else f"has {size} bytes instead of {entry['bytes']}"
-                wrong.append(f"{name} {there}")
-        if wrong or not digests:
-            return wrong
-        known = [name for name, entry in listed.items() if entry["digest"] is not None]
-        found = zip(known, _digests([self.path / name for name in known]))
-        return [f"{name} was altered after it was saved" for name, value in found if value != listed[name]["digest"]]
+        there, wrong = self._files(digests), list[str]()
+        for name, entry in content["files"].items():
+            if name not in there:
+                wrong.append(f"{name} is missing")
+            elif there[name]["bytes"] != entry["bytes"]:
+                wrong.append(f"{name} has {there[name]['bytes']} bytes instead of {entry['bytes']}")
+            elif None not in (entry["digest"], there[name]["digest"]) and there[name] != entry:
+                wrong.append(f"{name} was altered after it was saved")
+        return wrong
 
 
 def checkpoints(output_dir: str | Path) -> list[Checkpoint]:
@@ -98,16 +95,12 @@ def checkpoints(output_dir: str | Path) -> list[Checkpoint]:
 
 
 def read_run(output_dir: str | Path) -> dict[str, Any] | None:
-    """What OUTPUT_DIR/run.json says of the run that trains there; None where there is none."""
     file = Path(output_dir, RUN)
     return read_json(file, "Name the checkpoint to resume from instead of 'last'.") if file.is_file() else None
 
 
 def resolve_checkpoint(output_dir: str | Path, asked: str | None) -> str | None:
-    """The checkpoint to resume from: `asked`, or for "last" the newest whole one of the run in `output_dir`.
-
-    What is passed over is named in the log; a ValueError says why when nothing is left.
-    """
+    """The checkpoint to resume from: `asked`, or for "last" the newest whole one of the run in `output_dir`."""
     if asked != LAST:
         return asked
     run, skipped = read_run(output_dir) or {}, list[str]()
@@ -130,29 +123,21 @@ def resolve_checkpoint(output_dir: str | Path, asked: str | None) -> str | None:
     )
 
 
-def inhabited(output_dir: str | Path, consequence: str) -> str | None:
+def inhabited(output_dir: str | Path) -> str | None:
     """What to say to a run that starts anew where checkpoints are; None where there are none."""
     there = [one.path.name for one in checkpoints(output_dir)]
-    if not there:
-        return None
     names = ", ".join([*there[:3], *(["…"] if len(there) > 3 else [])])
-    return (
-        f"{output_dir} holds checkpoints of another run ({names}). {consequence} Resume with --resume_from_checkpoint "
-        f"last, choose another --output_dir, or pass --overwrite, which moves the old checkpoints to {SET_ASIDE}/ and "
-        "deletes nothing."
+    told = (
+        f"{output_dir} holds checkpoints of another run ({names}). Starting anew would mix two runs in one directory. "
+        "Resume with --resume_from_checkpoint last, choose another --output_dir, or pass --overwrite, which moves the "
+        f"old run to {SET_ASIDE}/ and deletes nothing."
     )
-
-
-def refuse_other_run(output_dir: str | Path) -> None:
-    """ValueError when a run that starts anew would mix its checkpoints with those that are there."""
-    if told := inhabited(output_dir, "Starting anew would mix two runs in one directory."):
-        raise ValueError(told)
+    return told if there else None
 
 
 def set_aside(output_dir: str | Path) -> Path | None:
-    """Rename the checkpoints that are there, so that a new run can start; nothing is deleted. Where they are now.
-
-    For one process; the others wait.
+    """Move an earlier run's checkpoints, model, record and logs, so that a new one can start and, stopped, is not taken
+    for it; nothing is deleted. Where they are now. For one process; the others wait.
     """
     there = checkpoints(output_dir)
     if not there:
@@ -161,10 +146,8 @@ def set_aside(output_dir: str | Path) -> Path | None:
     taken = (Path(output_dir, SET_ASIDE, f"{name}.{n}" if n else name) for n in range(10**6))
     place = next(path for path in taken if not path.exists())
     place.mkdir(parents=True)
-    for one in there:
-        one.path.rename(place / one.path.name)
-    if Path(output_dir, RUN).is_file():
-        Path(output_dir, RUN).rename(place / RUN)
+    for path in [*(one.path for one in there), *filter(Path.is_file, Path(output_dir).iterdir())]:
+        path.rename(place / path.name)
     return place
 
 

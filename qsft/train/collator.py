@@ -6,6 +6,7 @@ cannot misalign them. Floats leave as integer bit views: ZeRO and FSDP2 round fl
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from qsft.losses.head import LABEL_COUNT, to_bits
+from qsft.losses.head import LABEL_COUNT, TEACHER_INPUTS, to_bits
 from qsft.targets.target import Target
 from qsft.targets.view import EMPTY, IGNORED
 from qsft.teacher.documents import Collator, Documents, Span, document_index, document_key, label_positions, spans
@@ -68,34 +69,25 @@ class TeacherCollator:
         labels = batch["labels"]
         ids = torch.zeros(*labels.shape, cache.k, dtype=torch.int32)
         logps = torch.full(ids.shape, EMPTY, dtype=torch.float16)
-        label_logp, log_tail = torch.full((2, *labels.shape), EMPTY, dtype=torch.float16)
+        per_token = torch.full((1 + cache.has_tail, *labels.shape), EMPTY, dtype=torch.float16)
         for row, start, stop in where:
-            found = self.look_up(cache, batch["input_ids"][row, start:stop], labels[row, start:stop])
+            found: Any = self.look_up(cache, batch["input_ids"][row, start:stop], labels[row, start:stop])
             if found is not None:
                 positions = start + label_positions(labels[row, start:stop])
-                ids[row, positions] = torch.from_numpy(found.ids)
-                logps[row, positions] = torch.from_numpy(found.logps)
-                label_logp[row, positions] = torch.from_numpy(found.label_logp)
-                if found.log_tail is not None:
-                    log_tail[row, positions] = torch.from_numpy(found.log_tail)
-        carried = {"teacher_logps": logps, "teacher_label_logp": label_logp}
-        if cache.has_tail:
-            carried["teacher_log_tail"] = log_tail
-        return {"teacher_ids": ids} | {name: to_bits(values) for name, values in carried.items()}
+                for column, values in zip((ids, logps, *per_token), found):
+                    column[row, positions] = torch.from_numpy(values)
+        return dict(zip(TEACHER_INPUTS, (ids, to_bits(logps), *map(to_bits, per_token))))
 
     def look_up(self, cache: TeacherCache, input_ids: Tensor, labels: Tensor) -> Rows | None:
         """The teacher's rows of one document; None where it has no labels, or is missing and may be."""
-        if not len(label_positions(labels)):
-            return None
         key = document_key(input_ids, labels)
         if key in cache:
             return cache.lookup_arrays(key)
-        if self.missing == "self":
+        if self.missing == "self" or not len(label_positions(labels)):
             return None
         raise ValueError(
-            f"the teacher cache {cache.path} does not hold a document of this batch ({len(input_ids)} tokens, starting "
-            f"{input_ids[:8].tolist()}). {safeguards.WHY_MISSING} Add it with `qsft cache build`, or set "
-            "teacher_missing='self'."
+            f"the teacher cache {cache.path} does not hold a document of this batch ({len(input_ids)} tokens: "
+            f"{input_ids[:8].tolist()} …). {safeguards.WHY_MISSING} `qsft cache build` adds it."
         )
 
 
@@ -117,7 +109,7 @@ class TaughtTrainer(RecordingTrainer):
         self.base_collator = self.data_collator
         datasets = safeguards.all_of(self.train_dataset, self.eval_dataset)
         if self.teacher is not None and self.teacher.live:
-            self.live = self.teacher.run_live(self.model, self.args, self._tokenizer)
+            self.live = self.teacher.run_live(self.model, self._tokenizer)
         elif self.teacher is not None:
             self.cache = self.cache_with(self.teacher, *datasets)
         self.data_collator = TeacherCollator(
@@ -134,17 +126,16 @@ class TaughtTrainer(RecordingTrainer):
         known = type(self.base_collator) is DataCollatorForLanguageModeling
         map_style = [dataset for dataset in datasets if isinstance(dataset, Dataset)]
         documents = Documents(*map_style, collator=None if known else self.base_collator)
-        cache = teacher.complete(documents, self._tokenizer, self.args, self.model, trained=self.state.global_step > 0)
+        cache = teacher.complete(documents, self._tokenizer, self.model, trained=self.state.global_step > 0)
         self.teacher = replace(teacher, path=cache.path)  # the place is a base's own only before it is trained
         return cache
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
-        """Trainer's dataloader; data passed to evaluate() get their teacher rows first."""
         self.take_in(eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
-        """Trainer's dataloader; data passed to predict() are prepared as evaluate() does it, and get teacher rows."""
+        """Trainer's dataloader; data passed to predict() are prepared as evaluate() does it."""
         if not self._skip_prepare_dataset:
             packing = self.args.packing if self.args.eval_packing is None else self.args.eval_packing
             how = (self.processing_class, self.args, packing, self._formatting_func, "test")
@@ -153,7 +144,7 @@ class TaughtTrainer(RecordingTrainer):
         return super().get_test_dataloader(test_dataset)
 
     def take_in(self, dataset: str | Dataset | None) -> None:
-        """Make ready for data that were not there at the start."""
+        """Make ready for data passed to evaluate() or predict(): their teacher rows come first."""
         self.sums["eval"].reset()  # predict() adds to them and never logs
         if not (dataset is None or isinstance(dataset, str)):
             self.data_collator.count_labels &= safeguards.counts_hold(self.model, self.accelerator, [dataset])
@@ -166,7 +157,9 @@ class TaughtTrainer(RecordingTrainer):
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, packing: bool, *rest: Any) -> Any:
         if not self.side_columns:
             return super()._prepare_dataset(dataset, processing_class, args, packing, *rest)
-        whole = super()._prepare_dataset(dataset, processing_class, side_inputs.untruncated(args), False, *rest)
+        uncut = copy(args)  # nothing for TRL to cut or reorder: the columns must be cut and reordered along
+        uncut.max_length, uncut.shuffle_dataset = None, False
+        whole = super()._prepare_dataset(dataset, processing_class, uncut, False, *rest)
         return side_inputs.finish(whole, list(self.side_columns.values()), args, packing)
 
     def _set_signature_columns_if_needed(self) -> None:

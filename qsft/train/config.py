@@ -38,35 +38,29 @@ class TargetSFTConfig(SFTConfig):
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "target_kwargs", "teacher_model_init_kwargs"]  # noqa: RUF012
 
     # The target
-    target: str = option(
-        None, "Name of the target to train: a row of `qsft targets`, such as sft, dft or kd. Default: target."
-    )
+    target: str = option(None, "The target to train: a row of `qsft targets`, such as sft or dft. Default: target.")
     target_kwargs: dict[str, Any] | str | None = option(
         None, 'Hyper-parameters of the target as a dict or JSON, such as {"eta": 0.5, "tail": "ghost"}.'
     )
     loss_normalization: str = option(
         "tokens",
-        "`tokens`: the loss is the sum over the label tokens of the whole optimiser step divided by their number. "
-        "`micro_batch_mean`: the mean per micro-batch, then over micro-batches and processes.",
+        "`tokens`: mean over the label tokens of the optimiser step; `micro_batch_mean`: mean of micro-batches' means.",
         choices=("tokens", "micro_batch_mean"),
     )
     head_kernel: str = option(
         "auto",
-        "How the fused head computes: `torch`, `triton`, or `auto`: triton on a GPU that has it, where the target "
-        "reads logits only at the label and at the teacher's tokens.",
+        "How the head computes; `auto`: triton where it is installed, for targets that read few logits, else torch.",
         choices=("auto", "torch", "triton"),
     )
 
     # Where the teacher comes from
     teacher_model_name_or_path: str | None = option(
-        None,
-        "Model id or path of the teacher, or `base`: the student itself before training. Its top-k log-probs are "
-        "written to `teacher_cache` before the first step, unless `teacher_live` is set.",
+        None, "Model id or path of the teacher that fills `teacher_cache`; `base`: the student before training."
     )
     teacher_cache: str | None = option(
         None,
-        "Directory of the teacher cache. Built or completed when a teacher model is given too; without one it must "
-        "hold every document. Default: a folder per teacher, k and encoding in $QSFT_CACHE or ~/.cache/qsft.",
+        "Directory of the teacher cache, which must hold every document where no teacher model completes it. Default: "
+        "a folder per teacher, k and encoding in $QSFT_CACHE or ~/.cache/qsft.",
     )
     reference_model_name_or_path: str = option(
         BASE,
@@ -80,43 +74,28 @@ class TargetSFTConfig(SFTConfig):
         None, "Keep only the tokens that hold this share of the teacher's mass, at most teacher_top_k of them."
     )
     teacher_cache_encoding: str = option(
-        None,
-        "Encoding of a cache built by the trainer: `exact` (int32 ids, fp16 log-probs; the default) or `compact`.",
-        choices=("exact", "compact"),
+        None, "Encoding of a cache built by the trainer: `exact` (default) or `compact`.", choices=("exact", "compact")
     )
-    teacher_batch_tokens: int = option(
-        16_384, "Tokens per forward of the teacher's capture, padding included; halved when memory runs out."
-    )
+    teacher_batch_tokens: int = option(16_384, "Tokens per forward of a capture; halved when memory runs out.")
     teacher_live: bool = option(False, "Run the teacher in every step instead of reading a cache; it stays in memory.")
     teacher_missing: str = option(
         "error",
-        "What to do with documents the cache does not hold: `error` stops before the first step, `self` trains them "
-        "with the student's own distribution as the residual and counts them.",
+        "Documents the cache lacks: `error` stops before the first step, `self` trains them with the student itself.",
         choices=("error", "self"),
     )
-    teacher_model_init_kwargs: dict[str, Any] | str | None = option(
-        None, "Keyword arguments for `from_pretrained` of the teacher, as a dict or JSON."
-    )
+    teacher_model_init_kwargs: dict[str, Any] | str | None = option(None, "Arguments of the teacher's from_pretrained.")
 
     # What single rows read beside the teacher
-    critical_column: str = option(
-        "critical", "Column of the data set with one 0/1 per token: which tokens `cft` trains."
-    )
-    weight_column: str | None = option(
-        None, "Column with one weight per example for `iw_sft`, instead of a reference model."
-    )
+    critical_column: str = option("critical", "Column with one 0/1 per token: which tokens `cft` trains.")
+    weight_column: str | None = option(None, "Column with one weight per example for `iw_sft`, instead of a reference.")
     psft_block_steps: int = option(8, "Optimiser steps between two refreshes of `psft`'s old policy.")
 
     # Safety
     resume_with_other: list[str] | None = option(
-        None,
-        "What may differ from the checkpoint that is resumed, by name: data, learning_rate, seed, batch, max_length, "
-        "target, teacher, … Everything else that decides the trajectory must be the same.",
+        None, "What may differ from the checkpoint that is resumed, by name: data, learning_rate, seed, target, …"
     )
     resume_with_other_target: bool = option(False, "The same as resume_with_other=[target, teacher, reference].")
-    checkpoint_digests: bool = option(
-        True, "Record a digest of every file of a checkpoint and check it at resume; False compares sizes only."
-    )
+    checkpoint_digests: bool = option(True, "Check a digest of every file of a checkpoint at resume, not sizes only.")
     check_head: bool = option(True, "Compare the fused head with full logits on a few tokens before the first step.")
 
     def __post_init__(self) -> None:

@@ -4,7 +4,6 @@ Sums, not means of means: a metric is exact whatever the batch sizes, accumulati
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,11 +54,7 @@ class MetricSums:
 
 
 def metrics_of(sums: Mapping[str, float]) -> dict[str, float]:
-    """What is logged: means per label token, γ's quartiles, and with a teacher its coverage and the quadrants.
-
-    >>> metrics_of({})
-    {}
-    """
+    """What is logged: means per label token, γ's quartiles, and with a teacher its coverage and the quadrants."""
     tokens = sums.get("tokens")
     if not tokens:
         return {}
@@ -86,12 +81,6 @@ def quantile(histogram: Sequence[float], q: float) -> float:
         if count and below >= wanted:
             return i / (len(histogram) - 1)
     return 0.0
-
-
-def tokens_seen(inputs: Mapping[str, Any]) -> Tensor | int:
-    """Tokens of the batch that are not padding."""
-    mask: Tensor | None = inputs.get("attention_mask")
-    return inputs["input_ids"].numel() if mask is None else mask.sum()
 
 
 def belongs_to(logs: Mapping[str, float]) -> tuple[str | None, str]:

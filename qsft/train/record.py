@@ -7,10 +7,10 @@ same global batch are recorded and not compared.
 import json
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
@@ -31,8 +31,6 @@ from qsft.train.config import TargetSFTConfig
 from qsft.train.metrics import SEEN, MetricSums, belongs_to, metrics_of
 
 logger = logging.get_logger(__name__)
-
-T = TypeVar("T")
 
 # Settings that decide the trajectory, under their own names.
 SETTINGS = (
@@ -57,8 +55,6 @@ class RecordingTrainer(SFTTrainer):
     sums: dict[str, MetricSums]  # by mode: "train" and "eval"
     run: dict[str, Any] | None = None  # in the main process, once training has begun
 
-    # ---- what is logged ----
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Trainer's log with the metrics that belong to it, reduced over processes once."""
         mode, prefix = belongs_to(logs)
@@ -73,8 +69,6 @@ class RecordingTrainer(SFTTrainer):
 
     def _over_processes(self, total: Tensor) -> Tensor:
         return self.accelerator.reduce(total, reduction="sum")
-
-    # ---- the run and its checkpoints ----
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
@@ -101,7 +95,17 @@ class RecordingTrainer(SFTTrainer):
         """Train, or continue a whole checkpoint (True or "last": the newest of this run) of the same trajectory."""
         asked = LAST if resume_from_checkpoint is True else resume_from_checkpoint or None
         self.sums["train"].reset()  # what a run that failed left behind
-        checkpoint = self._in_main_process(lambda: self._start_run(asked))
+        answer: list[str | None] = [None, None]  # the main process's: the checkpoint, or why there is none
+        if self.is_world_process_zero():
+            try:
+                answer[0] = self._start_run(asked)
+            except ValueError as error:
+                answer[1] = str(error)
+        if self.args.world_size > 1:
+            broadcast_object_list(answer)
+        checkpoint, refusal = answer
+        if refusal is not None:
+            raise ValueError(refusal)
         if checkpoint:
             self.resume(Path(checkpoint))
         return super().train(checkpoint, *args, **kwargs)
@@ -124,11 +128,10 @@ class RecordingTrainer(SFTTrainer):
             then = Checkpoint(Path(checkpoint)).record
             others = refuse_other_trajectory(Path(checkpoint), then.get("trajectory", then), now, self._may_differ())
             run["parent"] = {"run": then.get("run"), "checkpoint": checkpoint, "other": others}
-            known = read_run(output_dir) or {}
-            here = Path(checkpoint).parent.resolve() == output_dir.resolve()
+            known, here = read_run(output_dir), Path(checkpoint).parent.resolve() == output_dir.resolve()
             if then.get("run") and here and not others:  # the same run goes on
-                run = known if known.get("id") == then["run"] else {**run, "id": then["run"]}
-        elif told := checkpoints.inhabited(output_dir, "This run starts anew beside them and may replace them."):
+                run = known if known and known.get("id") == then["run"] else {**run, "id": then["run"]}
+        elif told := checkpoints.inhabited(output_dir):
             logger.warning(told)
         allowed = _as_json({name: getattr(self.args, name) for name in ALLOWED})
         self.run = {**run, "name": self.record()["name"], "trajectory": now, "recorded": allowed}
@@ -165,11 +168,11 @@ class RecordingTrainer(SFTTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if (Path(checkpoint_folder) / MARKER).is_file():  # what is not whole is not pushed: Trainer asks before that
-            with keeping_out(PRIVATE):
+            with keeping_private():
                 super()._push_from_checkpoint(checkpoint_folder)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        with keeping_out(PRIVATE):
+        with keeping_private():
             return super().push_to_hub(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -177,31 +180,15 @@ class RecordingTrainer(SFTTrainer):
         if checkpoint is not None and "learning_rate" in self._may_differ():
             use_learning_rate(self.optimizer, self.lr_scheduler, self.args.learning_rate)
 
-    def _in_main_process(self, compute: Callable[[], T]) -> T:
-        """What `compute` gives in the main process, in all of them; its ValueError too, so that none waits."""
-        answer: list[Any] = [None, None]
-        if self.is_world_process_zero():
-            try:
-                answer[0] = compute()
-            except ValueError as error:
-                answer[1] = str(error)
-        if self.args.world_size > 1:
-            broadcast_object_list(answer)
-        if answer[1] is not None:
-            raise ValueError(answer[1])
-        found: T = answer[0]
-        return found
-
 
 @contextmanager
-def keeping_out(patterns: tuple[str, ...]) -> Iterator[None]:
-    """Uploads of folders leave these out meanwhile; Trainer's own list cannot be changed."""
+def keeping_private() -> Iterator[None]:
+    """Uploads of folders leave PRIVATE out meanwhile; Trainer's own list cannot be changed."""
     api_class: Any = HfApi
     upload = api_class.upload_folder
 
-    def upload_rest(api: HfApi, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
-        own = [ignore_patterns] if isinstance(ignore_patterns, str) else list(ignore_patterns or ())
-        return upload(api, *args, ignore_patterns=[*own, *patterns], **kwargs)
+    def upload_rest(*args: Any, ignore_patterns: list[str] | None = None, **kwargs: Any) -> Any:
+        return upload(*args, ignore_patterns=[*(ignore_patterns or ()), *PRIVATE], **kwargs)
 
     api_class.upload_folder = upload_rest
     try:
@@ -213,26 +200,19 @@ def keeping_out(patterns: tuple[str, ...]) -> Iterator[None]:
 def refuse_other_trajectory(
     checkpoint: Path, then: dict[str, Any], now: dict[str, Any], may_differ: set[str]
 ) -> list[str]:
-    """The names that differ, all of which are in `may_differ`; a ValueError names those that are not.
-
-    What the checkpoint did not record, as one of another trainer, is not compared, nor are data that stream.
-    """
-    unknown = may_differ - now.keys()
-    if unknown:
-        raise ValueError(
-            f"resume_with_other names {', '.join(sorted(unknown))}, which no run records. Choose from {', '.join(now)}."
-        )
+    """The names that differ among what the checkpoint recorded, data that stream aside; all must be in `may_differ`."""
+    if unknown := ", ".join(sorted(may_differ - now.keys())):
+        raise ValueError(f"resume_with_other names {unknown}, which no run records. Choose from {', '.join(now)}.")
     both = {name: (then[name], now[name]) for name in now if name in then}
     differ = [name for name, (a, b) in both.items() if a != b and not (name == "data" and None in (a, b))]
     refused = [name for name in differ if name not in may_differ]
     if refused:
         told = {name: [json.dumps(value, ensure_ascii=False) for value in both[name]] for name in refused}
         lines = "".join(f"\n{name}:\n  then {old}\n  now  {new}" for name, (old, new) in told.items())
+        short = " (or resume_with_other_target=True)" if set(refused) <= set(DISTRIBUTIONS) else ""
         raise ValueError(
-            f"{checkpoint} was trained with another {' and '.join(refused)}:{lines}"
-            "\nResuming would mix the two in one run. Use the same, start in a new output_dir, or insist with "
-            f"resume_with_other={json.dumps(refused)}"
-            + (" (or resume_with_other_target=True)." if set(refused) <= set(DISTRIBUTIONS) else ".")
+            f"{checkpoint} was trained with another {' and '.join(refused)}:{lines}\nResuming would mix both. Use the "
+            f"same, start in a new output_dir, or insist with resume_with_other={json.dumps(refused)}{short}."
         )
     return differ
 
@@ -242,8 +222,7 @@ def use_learning_rate(optimizer: Any, scheduler: Any, learning_rate: float) -> N
     inner = getattr(scheduler, "scheduler", scheduler)  # accelerate wraps it
     if not isinstance(inner, LambdaLR):
         raise ValueError(
-            f"the learning rate of {type(inner).__name__} cannot be changed at resume. Start a new run from the "
-            "checkpoint's weights: pass its directory as the model."
+            f"{type(inner).__name__} keeps its learning rate. Start anew with the checkpoint as the model."
         )
     factors = [rule(inner.last_epoch) for rule in inner.lr_lambdas]
     inner.base_lrs = [learning_rate] * len(factors)

@@ -2,7 +2,6 @@
 data set."""
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,17 +57,16 @@ class Block:
     def score_all(self, batches: list[Batch]) -> list[Batch]:
         """The batches scored: after a resume inside a block by the old policy that was saved with the checkpoint."""
         saved, self.saved = self.saved, []
-        if not saved:
-            return [self.scored(batch) for batch in batches]
         pairs = list(zip(batches, saved))
         same = len(saved) == len(batches) and all(b["input_ids"].cpu().equal(old["input_ids"]) for b, old in pairs)
-        if not same:
+        if saved and same:
+            return [{**batch, "old_logp": old["old_logp"].to(batch["input_ids"].device)} for batch, old in pairs]
+        if saved:
             logger.warning(
                 "the checkpoint's old policy belongs to other batches (another number of processes, or other data): "
-                "psft refreshes it here, so this run will differ from an uninterrupted one until the next block."
+                "psft refreshes it, so this run will differ from an uninterrupted one until the next block."
             )
-            return [self.scored(batch) for batch in batches]
-        return [{**batch, "old_logp": old["old_logp"].to(batch["input_ids"].device)} for batch, old in pairs]
+        return [self.scored(batch) for batch in batches]
 
     def save(self, file: Path) -> None:
         """Write the old log-probs of the batches still to be served; no file at a block's end."""
@@ -91,9 +89,6 @@ def score(model: nn.Module, batch: Batch) -> Tensor:
         return label_logps(model, **plain)
 
 
-# ---- token-aligned columns ----
-
-
 def side_columns(target: Target, args: TargetSFTConfig) -> dict[str, str]:
     """Inputs of the head that come from the data set, and the columns that hold them."""
     found = {"critical": args.critical_column} if "critical" in target.needs else {}
@@ -103,10 +98,7 @@ def side_columns(target: Target, args: TargetSFTConfig) -> dict[str, str]:
 
 
 def laid_out(name: str, column: str, features: list[Batch], where: Sequence[Span], shape: torch.Size) -> Tensor:
-    """The head's input `name` as [B, T]: the column of `features` laid out like the tokens, zero on padding.
-
-    Collators keep the order of the features, so the spans take the values one after the other.
-    """
+    """The head's input `name` as [B, T]: the column of `features` laid out like the tokens, zero on padding."""
     if column not in features[0]:
         raise ValueError(
             f"the target reads the column {column!r}, but the data set has only {', '.join(features[0])}. Add it, one "
@@ -115,11 +107,9 @@ def laid_out(name: str, column: str, features: list[Batch], where: Sequence[Span
     pieces = [np.broadcast_to(feature[column], len(feature["input_ids"])) for feature in features]
     values = torch.from_numpy(np.concatenate(pieces).astype(np.float32))
     found = torch.zeros(shape, dtype=torch.float32)
-    cursor = 0
-    for row, start, stop in where:
-        piece = values[cursor : cursor + stop - start]
+    for row, start, stop in where:  # in the order of the features, which collators keep
+        piece, values = values[: stop - start], values[stop - start :]
         found[row, start : start + len(piece)] = piece
-        cursor += stop - start
     if name != "critical":
         return to_bits(found)
     if not bool(((found == 0) | (found == 1)).all()):
@@ -127,18 +117,8 @@ def laid_out(name: str, column: str, features: list[Batch], where: Sequence[Span
     return found.to(torch.int8)
 
 
-def untruncated(args: SFTConfig) -> SFTConfig:
-    """The same settings with nothing for TRL to cut or reorder: the columns must be cut and reordered along."""
-    args = copy(args)
-    args.max_length, args.shuffle_dataset = None, False
-    return args
-
-
 def finish(dataset: Dataset, columns: Sequence[str], args: SFTConfig, packing: bool) -> Dataset:
-    """A tokenised data set truncated, packed and shuffled as TRL does it, `columns` along with the tokens.
-
-    TRL's own preparation truncates and packs only input_ids and labels.
-    """
+    """A tokenised data set truncated, packed and shuffled as TRL does it, but `columns` along with the tokens."""
     workers: dict[str, Any] = {"num_proc": args.dataset_num_proc} if isinstance(dataset, Dataset) else {}
     kept = ["input_ids", "labels", *columns]
     dataset = dataset.map(align, fn_kwargs={"columns": list(columns)}, **workers).select_columns(kept)
@@ -161,8 +141,5 @@ def align(row: Batch, columns: Sequence[str]) -> Batch:
     aligned = {name: row[name] if isinstance(row[name], list) else [row[name]] * length for name in columns}
     for name, values in aligned.items():
         if len(values) != length:
-            raise ValueError(
-                f"column {name!r} holds {len(values)} values for a row of {length} tokens. It must be aligned with the "
-                "tokens: compute it on the tokenised data set and pass that (input_ids, labels and the column)."
-            )
+            raise ValueError(f"column {name!r} holds {len(values)} values for a row of {length} tokens: align it.")
     return aligned

@@ -22,7 +22,7 @@ from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.manifest import MANIFEST
 from qsft.teacher.source import TeacherSource, default_cache, weights_digest
 from qsft.train.config import BASE, TargetSFTConfig, as_dict
-from qsft.train.safeguards import refuse_missing, refuse_missing_teacher, refuse_self_reference
+from qsft.train.safeguards import refuse_missing, refuse_missing_teacher
 
 logger = logging.get_logger(__name__)
 
@@ -41,6 +41,7 @@ class RunTeacher:
 
     path: Path | None
     model: Any
+    args: TargetSFTConfig
     live: bool = False
     student: str | None = None  # the name that the student was loaded from, where one was given
 
@@ -53,30 +54,28 @@ class RunTeacher:
         Called before TRL patches the student's forward: a copy made later would still run the student's weights.
         """
         needed = target.role is not None and ("ref_logp" not in target.needs or args.weight_column is None)
+        if not needed and given is not None and not target.may_read_teacher:
+            logger.warning(f"the target {target} reads no teacher: the one given is not used.")
         if not needed and (given is None or not target.may_read_teacher):
-            if given is not None:
-                logger.warning(f"the target {target} reads no teacher: the one given is not used.")
             return None
-        refuse_self_reference(target, args)
+        if "ref_logp" in target.needs and args.teacher_missing == "self":
+            raise ValueError("teacher_missing='self' leaves iw_sft no weight: complete the cache or use weight_column.")
         path, model = named_teacher(given, target.role, args)
         name = student if isinstance(student, str) else None
         if model is None:
-            return cls(path or refuse_missing_teacher(target, args), None, student=name)
+            return cls(path or refuse_missing_teacher(target, args), None, args, student=name)
         # What is in memory already runs live, unless a directory is named to write it to.
         in_memory = isinstance(model, nn.Module) or (model == BASE and adapters and not is_sharded(args))
         if not (args.teacher_live or (in_memory and path is None)):
-            return cls(path, model, student=name)
+            return cls(path, model, args, student=name)
         copied = model == BASE and not adapters
-        return cls(None, frozen_copy(student, args) if copied else model, live=True, student=name)
+        return cls(None, frozen_copy(student, args) if copied else model, args, live=True, student=name)
 
-    def run_live(self, student: nn.Module, args: TargetSFTConfig, tokenizer: Any) -> LiveTeacher:
+    def run_live(self, student: nn.Module, tokenizer: Any) -> LiveTeacher:
         """The live teacher, which must speak the tokens of `tokenizer`; "base" is the student with its adapters off."""
-        model = student if self.model == BASE else self.model
+        model, args = student if self.model == BASE else self.model, self.args
         if model is student and is_sharded(args):
-            raise ValueError(
-                "teacher='base' cannot run live here: FSDP and ZeRO-3 gather the student's weights only inside its own "
-                "forward. Set teacher_cache=DIRECTORY: the base model is then captured once, before training."
-            )
+            raise ValueError("teacher='base' cannot run live here: its weights are sharded. Set teacher_cache=DIR.")
         if model is not student:
             if isinstance(model, nn.Module):
                 refuse_partial_copies(model)
@@ -85,50 +84,41 @@ class RunTeacher:
             model = source.load().requires_grad_(False)
         return LiveTeacher(model, args.teacher_top_k, base=model is student)
 
-    def complete(
-        self, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: Any, *, trained: bool = False
-    ) -> TeacherCache:
-        """The cache with every one of the documents in it; an error names what is missing and cannot be computed.
-
-        Once the student is `trained`, it is no longer the base that could fill the cache.
-        """
-        path = self.directory(tokenizer, args, student)
+    def complete(self, documents: Documents, tokenizer: Any, student: Any, *, trained: bool = False) -> TeacherCache:
+        """The cache with all documents in it; once the student is `trained`, it is no longer the base to fill it."""
+        path = self.directory(tokenizer, student)
         only_read = self.model is None or not len(documents) or (self.model == BASE and trained)
-        cache = TeacherCache(path) if only_read else self.fill(path, documents, tokenizer, args, student)
+        cache = TeacherCache(path) if only_read else self.fill(path, documents, tokenizer, student)
         cache.check_student(tokenizer, student.config.get_text_config().vocab_size)
         if only_read:
-            cache.manifest.identity.refuse_other_settings(path, **asked_of(cache, args))
-            refuse_missing(cache, documents, args.teacher_missing)
+            cache.manifest.identity.refuse_other_settings(path, **asked_of(cache, self.args))
+            refuse_missing(cache, documents, self.args.teacher_missing)
         return cache
 
-    def directory(self, tokenizer: Any, args: TargetSFTConfig, student: Any) -> Path:
+    def directory(self, tokenizer: Any, student: Any) -> Path:
         """Where the cache is: as named, else in the user's cache directory, one folder per identity and settings.
 
         `student` may be a name where the student is not loaded: its base is then known by its files.
         """
         if self.path is not None:
             return self.path
-        teacher = (self.student or base_weights(student, args)) if self.model == BASE else self.model
+        teacher = (self.student or base_weights(student, self.args)) if self.model == BASE else self.model
         with adapter_off(student):
-            source = TeacherSource(teacher, model_kwargs=self.load_kwargs(student, args))
-            return default_cache(source, tokenizer, **capture_settings(args), output_dir=args.output_dir)
+            source = TeacherSource(teacher, model_kwargs=self.load_kwargs(student))
+            return default_cache(source, tokenizer, **capture_settings(self.args), output_dir=self.args.output_dir)
 
-    def load_kwargs(self, student: Any, args: TargetSFTConfig) -> dict[str, Any]:
+    def load_kwargs(self, student: Any) -> dict[str, Any]:
         """How from_pretrained loads the model: a base as the student was loaded."""
         if self.model != BASE:
-            return as_dict(args.teacher_model_init_kwargs)
+            return as_dict(self.args.teacher_model_init_kwargs)
         commit = getattr(getattr(student, "config", None), "_commit_hash", None)
-        return {"revision": commit, **as_dict(args.model_init_kwargs)}
+        return {"revision": commit, **as_dict(self.args.model_init_kwargs)}
 
-    def fill(
-        self, path: Path, documents: Documents, tokenizer: Any, args: TargetSFTConfig, student: Any
-    ) -> TeacherCache:
+    def fill(self, path: Path, documents: Documents, tokenizer: Any, student: Any) -> TeacherCache:
         """The cache with the documents in it: those it lacks are computed first, by a teacher that is then let go."""
+        args = self.args
         if args.packing and args.packing_strategy == "wrapped":
-            logger.warning(
-                "packing_strategy='wrapped' cuts documents where rows end, so the row is the document and this cache "
-                "holds for one seed and one max_length only. packing_strategy='bfd' makes caches that last."
-            )
+            logger.warning("packing_strategy='wrapped': this cache holds for one seed and max_length only; use 'bfd'.")
         # The head is checked here too: a student that does not fit must not cost a capture.
         refuse_small_head(student.config.get_text_config().vocab_size, tokenizer.vocab_size, "the student")
         if isinstance(self.model, nn.Module):
@@ -138,7 +128,7 @@ class RunTeacher:
             held = TeacherCache(path)
             settings = {name: getattr(held.manifest.identity, name) for name in (*settings, "min_k")}
             settings |= asked_of(held, args)
-        settings |= {"model_kwargs": self.load_kwargs(student, args), "batch_tokens": args.teacher_batch_tokens}
+        settings |= {"model_kwargs": self.load_kwargs(student), "batch_tokens": args.teacher_batch_tokens}
         settings |= {"tokenizer": tokenizer, "device": args.device, "progress": not args.disable_tqdm}
         with adapter_off(student) if base else put_back(self.model):
             cache = build_cache(documents, base_weights(student, args) if base else self.model, path, **settings)
@@ -180,18 +170,14 @@ def named_teacher(given: Teacher, role: str | None, args: TargetSFTConfig) -> tu
 
 
 def cache_directory(target: Target, args: TargetSFTConfig, student: str, tokenizer: Any) -> Path | None:
-    """Where the cache of what the target reads is, or will be, before any model is loaded; None when none is named.
-
-    A target that reads nothing is answered for the teacher.
-    """
+    """Where the cache of what the target reads (or else the teacher's) will be, before any model is loaded."""
     path, model = named_teacher(None, target.role, args)
     if path is None and model is None:
         return None
-    return RunTeacher(path, model, student=student).directory(tokenizer, args, student)
+    return RunTeacher(path, model, args, student=student).directory(tokenizer, student)
 
 
 def capture_settings(args: TargetSFTConfig) -> dict[str, Any]:
-    """k, encoding and top_p of a cache that the trainer builds."""
     return {"k": args.teacher_top_k, "encoding": args.teacher_cache_encoding, "top_p": args.teacher_top_p}
 
 
@@ -219,18 +205,15 @@ def put_back(teacher: Any) -> Iterator[None]:
 
 
 def refuse_partial_copies(model: nn.Module) -> None:
-    """ValueError when a teacher in memory is not whole, and the same, in every process.
-
-    FSDP's RAM-efficient loading leaves zeros in all but the first process of a machine, ZeRO-3 a part in each. Both
+    """FSDP's RAM-efficient loading leaves zeros in all but the first process of a machine, ZeRO-3 a part in each. Both
     are made good when the model is wrapped, and a teacher never is. What qsft loads itself is whole.
     """
     digests = set(Group().gather([weights_digest(model)]))
     if len(digests) > 1 or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise ValueError(
-            f"the teacher {type(model).__name__} in memory is not the same model in every process: from_pretrained "
-            "under FSDP (fsdp_cpu_ram_efficient_loading) or ZeRO-3 gives most of them zeros or a part of the weights. "
-            "Pass the teacher's name or path instead, which qsft loads whole, or build a cache first with "
-            "`qsft cache build`; for teacher='base' pass the student by its name or path."
+            f"the teacher {type(model).__name__} in memory is not the same model in every process: FSDP or ZeRO-3 "
+            "give most of them zeros or a part of it. Pass its name or path, which qsft loads whole, or a "
+            "cache of `qsft cache build`; for teacher='base' pass the student by its name or path."
         )
 
 
@@ -240,25 +223,18 @@ def base_weights(student: Any, args: TargetSFTConfig) -> Any:
         return student
     name = student.config._name_or_path
     if not name:
-        raise ValueError(
-            "teacher='base' must load the student's first weights again (they are sharded), but the model came from no "
-            "directory or hub id. Save it first and pass its path as the model."
-        )
+        raise ValueError("teacher='base' must load the student's first weights again: save the model, pass its path.")
     return name
 
 
 def warn_if_changed(student: nn.Module, cache: TeacherCache) -> None:
-    """Say so when the base that was loaded again is not the student: resized, merged or edited in memory.
-
-    Weights of which this process has only a part (ZeRO-3, FSDP2) cannot be compared.
-    """
-    if any(hasattr(parameter, part) for parameter in student.parameters() for part in ("ds_id", "full_tensor")):
-        return
-    if weights_digest(student) != cache.manifest.identity.teacher["weights"]:
+    """Say so when the base that was loaded again is not the student: resized, merged or edited in memory."""
+    # Weights of which this process has only a part (ZeRO-3, FSDP2) cannot be compared.
+    partly = any(hasattr(parameter, part) for parameter in student.parameters() for part in ("ds_id", "full_tensor"))
+    if not partly and weights_digest(student) != cache.manifest.identity.teacher["weights"]:
         logger.warning(
-            f"teacher='base' was read from {cache.manifest.identity.teacher['name']}, but the student has other "
-            "weights: it was changed after loading, or loaded in another dtype. If its base is meant as it is now, "
-            "save it, pass that path as the model, and give a new teacher_cache."
+            f"teacher='base' is from {cache.manifest.identity.teacher['name']}, but the student has other weights, "
+            "changed or cast after loading. If they are meant, save it, pass that path, and give a new teacher_cache."
         )
 
 

@@ -24,7 +24,7 @@ from qsft.targets.zoo import make_target
 from qsft.train import card, safeguards, side_inputs
 from qsft.train.collator import TaughtTrainer
 from qsft.train.config import TargetSFTConfig, as_dict
-from qsft.train.metrics import MetricSums, tokens_seen
+from qsft.train.metrics import MetricSums
 from qsft.train.teacher import RunTeacher, Teacher
 
 Batch = dict[str, Any]
@@ -71,9 +71,7 @@ class TargetSFTTrainer(TaughtTrainer):
         datasets = safeguards.all_of(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         safeguards.refuse_streaming(datasets, self.teacher)
         super().__init__(model, args, **kwargs)
-        safeguards.refuse_prompt_learning(self.model, self.target, self.teacher)
-        safeguards.refuse_penalised_loss(self.model)
-        safeguards.refuse_sharded_head_copy(self.model, self.is_fsdp_enabled)
+        safeguards.refuse_adapter(self.model, self.target, self.teacher, self.is_fsdp_enabled)
         safeguards.refuse_parallelism(self.accelerator.parallelism_config, args)
         attach_target_head(self.model, args.head_kernel)
         safeguards.keep_float_outputs(self.accelerator)
@@ -85,8 +83,6 @@ class TargetSFTTrainer(TaughtTrainer):
         self.block = side_inputs.Block(args.psft_block_steps, self.score) if "old_logp" in self.target.needs else None
         self.head_checked = not args.check_head
         self.open_teacher()
-
-    # ---- the loss ----
 
     def compute_loss(
         self,
@@ -101,26 +97,22 @@ class TargetSFTTrainer(TaughtTrainer):
             check_head(model, inputs)
         mode = "train" if self.model.training else "eval"
         outputs = model(**self.head_inputs(inputs), target=self.target)
-        self.sums[mode].add(outputs.sums, tokens_seen(inputs), outputs.aux_loss)
+        mask: Tensor | None = inputs.get("attention_mask")
+        seen = inputs["input_ids"].numel() if mask is None else mask.sum()
+        self.sums[mode].add(outputs.sums, seen, outputs.aux_loss)
         per_micro_batch = self.args.loss_normalization == "micro_batch_mean"
         counted = KEPT if per_micro_batch and self.target.averages_kept else TOKENS
-        loss = self.divided(outputs.loss, outputs.sums[counted], None if per_micro_batch else num_items_in_batch)
+        whole_step = not per_micro_batch and num_items_in_batch is not None
+        count: Any = num_items_in_batch if whole_step else outputs.sums[counted]
+        loss = outputs.loss / torch.as_tensor(count).clamp(min=1)
+        if whole_step and self.args.average_tokens_across_devices:
+            # The count covers all processes, and the gradients are averaged over them.
+            loss = loss * (self.accelerator.num_processes // self.get_tp_size())
         if self.aux_loss_enabled:
             # A mean per micro-batch. Where the loss covers the whole accumulation, so must the sum of these.
-            whole_step = not per_micro_batch and num_items_in_batch is not None
             steps = self.current_gradient_accumulation_steps if whole_step else 1
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss / steps
         return (loss, self.plain_outputs(model, inputs)) if return_outputs else loss
-
-    def divided(self, loss: Tensor, n_tokens: Tensor, n_in_step: Tensor | int | None) -> Tensor:
-        """The loss sum divided by the tokens of the step, or of this micro-batch where the step is not known."""
-        if n_in_step is None:
-            return loss / n_tokens.clamp(min=1)
-        loss = loss / torch.as_tensor(n_in_step).clamp(min=1)
-        if self.args.average_tokens_across_devices:
-            # The count covers all processes, and the gradients are averaged over them.
-            loss = loss * (self.accelerator.num_processes // self.get_tp_size())
-        return loss
 
     def head_inputs(self, inputs: Batch) -> Batch:
         """The batch with what the head reads beside it: the live teacher, the old policy, the real vocabulary."""
@@ -140,8 +132,6 @@ class TargetSFTTrainer(TaughtTrainer):
         """The model's own outputs, with logits: `compute_metrics` reads them, the head never builds them."""
         return model(**{name: inputs[name] for name in MODEL_INPUTS if name in inputs}, use_cache=False)
 
-    # ---- the old policy ----
-
     def get_batch_samples(self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device) -> Any:
         """The batches of one optimiser step; psft draws and scores a whole block of steps at a time."""
         if self.block is not None:
@@ -149,13 +139,9 @@ class TargetSFTTrainer(TaughtTrainer):
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def score(self, batch: Batch) -> Tensor:
-        """The log-prob of every label of the batch under the student as it is now."""
         return side_inputs.score(self.model_wrapped, self._prepare_inputs(batch))
 
-    # ---- checkpoints, card ----
-
     def record(self) -> dict[str, Any]:
-        """What a checkpoint keeps to recognise this run's target and teacher."""
         identity = None if self.teacher is None else self.teacher.identity(self.cache)
         return {"name": self.target_name, "target": self.target.record(), "role": self.target.role, "teacher": identity}
 

@@ -150,11 +150,11 @@ def refuse_empty_copies(world, run):
         del os.environ[name]
     for teacher in (model, frozen_copy(model, args)):
         try:
-            RunTeacher(None, teacher, live=True).run_live(nn.Module(), args, tokenizer)
+            RunTeacher(None, teacher, args, live=True).run_live(nn.Module(), tokenizer)
         except ValueError as error:
             errors.append(str(error))
     os.environ.update(sharded)
-    named = RunTeacher(None, str(path), live=True).run_live(nn.Module(), args, tokenizer)
+    named = RunTeacher(None, str(path), args, live=True).run_live(nn.Module(), tokenizer)
     assert any(parameter.any() for parameter in named.model.parameters())
     for name in sharded:
         del os.environ[name]

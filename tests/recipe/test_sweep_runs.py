@@ -21,7 +21,8 @@ from qsft.recipe.trained import evaluation_of, record_recipe
 def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
     runs = expand_grid(["target=sft,kd_hybrid,target", "eta=0.2,1.0", "c=0.5"])
     assert [run.name for run in runs] == ["sft", "kd_hybrid-c0.5", "target-eta0.2", "target-eta1.0"]
-    assert runs[2].words == ["--target", "target", "--target_kwargs.eta=0.2"]
+    train = Sweep("demo", runs, Path("runs"), [], []).commands(runs[2])["train"]
+    assert train[5:8] == ["--target", "target", "--target_kwargs.eta=0.2"]
     assert expand_grid(["eta=0.5"]) == [Run("target", {"eta": 0.5})]
     assert expand_grid(["target=sft,sft"]) == [Run("sft", {})]
 
@@ -91,7 +92,7 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     # In this process: the next tests start real ones.
-    monkeypatch.setattr(sweep_runs, "run_child", lambda command, receivers: (main(command[3:]), False))
+    monkeypatch.setattr(sweep_runs, "run_child", lambda command: (main(command[3:]), False))
     (tmp_path / "sums.jsonl").write_text('{"problem": "w1 + w2 = ?", "answer": "3"}\n')
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=base,target", "--directory", "sweep"]
     words += ["--eval", "--tasks sums.jsonl --samples 2 --max_new_tokens 4", *local_words()]

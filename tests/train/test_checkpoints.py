@@ -1,6 +1,7 @@
 """Checkpoints are whole or ignored, `last` is this run's own, and a run continues only its own trajectory."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from qsft.train.checkpoints import Checkpoint, checkpoints, read_run, refuse_other_run, resolve_checkpoint, set_aside
+from qsft.train.checkpoints import Checkpoint, checkpoints, inhabited, read_run, resolve_checkpoint, set_aside
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
 
@@ -75,12 +76,11 @@ def test_starting_anew_where_checkpoints_are_is_warned_of_by_the_trainer(run, fi
 
 
 def test_starting_anew_is_refused_or_the_old_checkpoints_are_set_aside(finished):
-    with pytest.raises(ValueError, match=r"holds checkpoints of another run.*last.*output_dir.*--overwrite"):
-        refuse_other_run(finished)
+    assert re.search(r"holds checkpoints of another run.*last.*output_dir.*--overwrite", inhabited(finished))
     moved = set_aside(finished)
-    assert sorted(path.name for path in moved.iterdir()) == ["checkpoint-2", "checkpoint-4", "run.json"]
+    assert sorted(path.name for path in moved.iterdir()) == ["README.md", "checkpoint-2", "checkpoint-4", "run.json"]
     assert Checkpoint(moved / "checkpoint-4").flaws() == []
-    refuse_other_run(finished)
+    assert inhabited(finished) is None
     assert set_aside(finished) is None
     with pytest.raises(ValueError, match="no whole checkpoint of this run"):
         resolve_checkpoint(finished, "last")

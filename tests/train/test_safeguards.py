@@ -6,8 +6,9 @@ import pytest
 import torch
 from datasets import Dataset
 
+from qsft.targets.zoo import make_target
 from qsft.train import safeguards
-from qsft.train.safeguards import refuse_parallelism
+from qsft.train.safeguards import refuse_adapter, refuse_parallelism
 
 
 @pytest.mark.parametrize(
@@ -56,14 +57,13 @@ def test_parallelism(parallelism, n_gpu, words):
 def test_a_trained_copy_of_the_head_is_refused_under_fsdp(tiny_model):
     from peft import LoraConfig, get_peft_model
 
-    from qsft.train.safeguards import refuse_sharded_head_copy
-
+    sft = make_target("sft")
     lora = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     copied = get_peft_model(tiny_model(), LoraConfig(**lora, modules_to_save=["lm_head"]))
-    refuse_sharded_head_copy(copied, fsdp=False)
-    refuse_sharded_head_copy(get_peft_model(tiny_model(), LoraConfig(**lora)), fsdp=True)
+    refuse_adapter(copied, sft, None, fsdp=False)
+    refuse_adapter(get_peft_model(tiny_model(), LoraConfig(**lora)), sft, None, fsdp=True)
     with pytest.raises(ValueError, match="wrong gradients under FSDP"):
-        refuse_sharded_head_copy(copied, fsdp=True)
+        refuse_adapter(copied, sft, None, fsdp=True)
 
 
 # ---- the head's kernel ----

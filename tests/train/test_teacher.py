@@ -99,8 +99,8 @@ def fill_base(config, data, tiny_tokenizer, tmp_path, monkeypatch):
     def fill(student, **settings):
         args = config(target="sft_kl", **settings)
         monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-        teacher = RunTeacher(tmp_path / "cache", "base")
-        return teacher.fill(teacher.path, list(data.tokens()), tiny_tokenizer, args, student)
+        teacher = RunTeacher(tmp_path / "cache", "base", args)
+        return teacher.fill(teacher.path, list(data.tokens()), tiny_tokenizer, student)
 
     return fill
 

@@ -76,7 +76,7 @@ def with_qsft() -> list[bool]:
     for text, gold in pairs():
         key = gold, last_boxed(text) or ""
         if key not in known:
-            known[key] = judge_in_time({"answer": key[1], "gold": gold, "options": None}, 5.0)["correct"]
+            known[key] = judge_in_time({"answer": key[1], "gold": gold}, 5.0)["correct"]
         found.append(known[key])
     return found
 

@@ -37,7 +37,7 @@ _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[a-zA-Z])
 
 
 def grade_math(prediction: str, gold: Gold) -> Grade:
-    """The grade of a response: its boxed (else last stated) answer against the gold answer."""
+
     answer = extract(prediction)
     return Grade(correct=False) if answer is None else grade_answer(answer, gold)
 
@@ -55,11 +55,7 @@ def grade_answer(answer: str, gold: Gold) -> Grade:
 
 
 def extract(response: str) -> str | None:
-    """The text of the answer a response gives, or None: the last box, else what math-verify finds near the end.
-
-    >>> extract(r"so \\boxed{\\frac{1}{2}}.")
-    '\\\\frac{1}{2}'
-    """
+    """The text of the answer a response gives, or None: the last box, else what math-verify finds near the end."""
     response = after_thinking(response)
     boxed = last_boxed(response)
     if boxed is not None:
@@ -124,11 +120,7 @@ def plain(text: str) -> str:
 
 
 def exact_number(text: str) -> Fraction | None:
-    r"""The value of an integer, decimal, fraction or number in e-notation; None for anything less simple.
-
-    >>> exact_number(r"-\frac{1}{2}"), exact_number("4.5e3"), exact_number("2x")
-    (Fraction(-1, 2), Fraction(4500, 1), None)
-    """
+    """The value of an integer, decimal, fraction or number in e-notation; None for anything less simple."""
     found = None if len(text) > 100 or _MIXED.search(text) else _NUMBER.fullmatch(plain(text))
     if found is None or any(found[name] and not int(found[name]) for name in ("under", "divisor")):
         return None
@@ -217,7 +209,7 @@ def _parse(text: str) -> list[Any]:
 
 
 def _number(answer: str) -> float | None:
-    """The real number an answer stands for, or None."""
+
     exact = exact_number(answer)
     if exact is not None:
         return _float(exact)

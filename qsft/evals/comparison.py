@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from qsft import page
-from qsft.evals import stats
 from qsft.evals.eval_directory import EvalDirectory, graded_tasks, read_result
 from qsft.evals.published import read_published
 from qsft.evals.report import Findings, Table, percent, plot, points_with_intervals, with_interval
-from qsft.evals.result import Result, lengths
+from qsft.evals.stats import Result, Scores, lengths, macro_average, mean_over_problems
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def compare(
     )
     shared = {task: shared_problems([one[task] for one in strict.values()], task) for task in tasks}
 
-    def values(right: Mapping[str, Mapping[str, float]]) -> dict[str, stats.Scores]:
+    def values(right: Mapping[str, Mapping[str, float]]) -> dict[str, Scores]:
         return {task: np.array([right[task][problem] for problem in shared[task]]) for task in tasks}
 
     right = {name: values(one) for name, one in strict.items()}
@@ -146,10 +145,10 @@ def shared_problems(runs: Sequence[Mapping[str, float]], task: str) -> list[str]
     return shared
 
 
-def estimates(per_task: Mapping[str, stats.Scores]) -> dict[str, Any]:
+def estimates(per_task: Mapping[str, Scores]) -> dict[str, Any]:
     """The means of one value per problem, by task and over tasks."""
-    found = {task: asdict(stats.mean_over_problems(values)) for task, values in per_task.items()}
-    return {**found, "macro": asdict(stats.macro_average(list(per_task.values())))}
+    found = {task: asdict(mean_over_problems(values)) for task, values in per_task.items()}
+    return {**found, "macro": asdict(macro_average(list(per_task.values())))}
 
 
 def response_lengths(results: Sequence[Result]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from qsft.evals.grade import Grade
 from qsft.evals.request import Generation
-from qsft.evals.result import Result
+from qsft.evals.stats import Result
 from qsft.evals.task_run import TaskRun
 from qsft.evals.tasks import Problem
 from qsft.files import make_directory, read_json, read_lines, shown, write_json, write_lines

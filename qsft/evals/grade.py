@@ -1,20 +1,35 @@
-"""What a grade is, and where a response says its answer: the part that counts, and the boxes in it.
+"""What a grade is, where a response says its answer, and which option it chooses; answers.py compares mathematics.
 
 `grade(prediction, gold)` grades one answer; `Judges` of judge.py grades many on several cores.
+An option is read by the rule `boxed`, which may abstain (and is then wrong), or by the paper's, which never does and
+keeps two readings, the first and the last match of the step that first finds any.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 
 Gold = str | int | float | list[str] | tuple[str, ...]
 Box = tuple[int, int, str]  # start, end, content
+Options = Mapping[str, str]
 
 LONGEST_ANSWER = 2000  # characters: a longer "answer" is garbage, and unboxed ones stand at the end
-RULES = ("boxed", "paper")  # how a multiple-choice response is read, see choice.py
-_THOUGHT = "</think>"
+RULES = ("boxed", "paper")  # how a multiple-choice response is read
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
 _BETWEEN_BOXES = re.compile(r"[\s$,;.\\]*(?:and|or|quad|text\{\s*(?:and|or)\s*\})?[\s$,;\\]*", re.IGNORECASE)
+AMBIGUOUS = ""  # a box that names several options
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|boldsymbol|underline)\s*\{([^{}]*)\}")
+_LEAD = r"(?:(?i:the\s+)?(?i:correct\s+|final\s+)?(?i:answer|option|choice)(?:\s+(?i:is))?\s*:?\s*)?"
+# "The answer is B", "**Answer:** (B)", "the choice is \textbf{B}". The letter is upper-case and no part of a sentence:
+# not the article of "Answer: A clot", the pronoun of "My answer: I would", the beginning of "B-cell" or "B12".
+_SAID = (
+    r"(?i:answer|option|choice)[\s*]*(?:(?i:is)\b|:)[\s*:($\\{{]*(?:(?i:option|choice)[\s*(]+)?"
+    r"(?:(?:text(?:bf)?|math(?:bf|rm))[\s*({{]+)?([{letters}])(?![a-zA-Z0-9]|['’-]\w)"
+    r"(?!(?<=[AI])\s+(?!(?:and|as|because|but|due|for|given|is|since|which|with)\b)[a-z])"
+)
+_LONE = r"^[\s*($\[]*(?:(?i:option|choice)\s+)?([{letters}])[\s*)$\].:]*$"
+_FINAL = "## Final Response"
 
 
 @dataclass(frozen=True)
@@ -36,11 +51,6 @@ class Grade:
 
     def __bool__(self) -> bool:
         return self.correct
-
-    @property
-    def ungraded(self) -> bool:
-        """Whether the grader gave up, so that it is wrong for want of a verdict."""
-        return self.timed_out or self.failure is not None
 
 
 def grade(prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None) -> Grade:
@@ -67,8 +77,7 @@ def find_rule(name: str) -> str:
 
 
 def after_thinking(response: str) -> str:
-    """What follows the thinking; all of a response that has no such block."""
-    return response.rpartition(_THOUGHT)[2]
+    return response.rpartition("</think>")[2]
 
 
 def last_boxed(response: str) -> str | None:
@@ -86,12 +95,12 @@ def last_boxed(response: str) -> str | None:
 
 def boxes(text: str) -> list[Box]:
     """The outermost boxes; of nested ones the innermost says the answer, an unclosed one ends with its line."""
-    opened = _box_spans(text)
+    opened, lines = _box_spans(text), text + "\n"
     found: list[Box] = []
     at = 0
     while at < len(opened):
         start, begin, end = opened[at]
-        stop = _end_of_line(text, begin) if end is None else end + 1
+        stop = lines.index("\n", begin) if end is None else end + 1
         inside = at
         while inside + 1 < len(opened) and opened[inside + 1][0] < stop:
             inside += 1
@@ -118,11 +127,103 @@ def _box_spans(text: str) -> list[tuple[int, int, int | None]]:
     return spans
 
 
-def _end_of_line(text: str, start: int) -> int:
-    newline = text.find("\n", start)
-    return len(text) if newline < 0 else newline
-
-
 def _unclosed(content: str) -> str:
     content = content.rstrip(" .$")
     return content + "}" * max(0, content.count("{") - content.count("}"))
+
+
+# ---- multiple choice ----
+
+
+def grade_choice(prediction: str, gold: str, options: Options, rule: str) -> Grade:
+    """The grade of a multiple-choice response under a rule, with every rule's reading; gold is a letter."""
+    first, last = paper_matches(prediction, options)
+    choices = {"boxed": by_box(prediction, options), "first": first, "last": last}
+    return read_as(Grade(correct=False, choices=choices), "boxed" if rule == "boxed" else "last", gold)
+
+
+def read_as(graded: Grade, reading: str, gold: object) -> Grade:
+    chosen = (graded.choices or {}).get(reading)
+    correct = chosen == str(gold).strip().upper()
+    return replace(graded, correct=correct, lenient=correct, answer=chosen)
+
+
+def better_reading(grades: Sequence[Grade], golds: Sequence[object]) -> tuple[str, list[Grade]]:
+    """The paper's score of a data set: the reading (first or last match) with more right answers, and its grades."""
+    read = {name: [read_as(one, name, gold) for one, gold in zip(grades, golds, strict=True)]
+            for name in ("first", "last")}  # fmt: skip
+    best = max(read, key=lambda name: sum(one.correct for one in read[name]))
+    return best, read[best]
+
+
+def by_box(response: str, options: Options) -> str | None:
+    """The chosen letter: boxed, else "the answer is X", else alone on a line, else an option's text; or None."""
+    response = after_thinking(response)
+    for boxed in [last_boxed(response) or "", *(content for _, _, content in reversed(boxes(response)))]:
+        chosen = _letter_of(boxed, options)
+        if chosen is not None:
+            return chosen or None
+    letters = "".join(options)
+    for pattern in (_SAID, _LONE):
+        if said := re.findall(pattern.format(letters=letters), response, re.MULTILINE):
+            return str(said[-1])
+    if re.fullmatch(rf"\s*\(?[{letters.lower()}]\)?[.\s]*", response):
+        return response.strip(" ().\n").upper()
+    lines = [line for line in response.splitlines() if line.strip()]
+    return _option_named(lines[-1], options) if lines else None
+
+
+def paper_matches(response: str, options: Options) -> tuple[str, str]:
+    """First and last match of the first step that finds any, as the evaluation that the paper follows decides."""
+    text = response.rpartition(_FINAL)[2]
+    others = "".join(letter for letter in options if letter != "A")
+    letter = rf"(?<!\w)(?:A(?! )|[{others}])(?!\w)" if "A" in options else rf"(?<!\w)[{others}](?!\w)"
+    for pattern in (r"(?<=answer is)\s+[A-N]", letter):
+        if found := re.findall(pattern, text):
+            return found[0].strip(), found[-1].strip()
+    lowered = text.casefold()
+    named = [words.casefold().strip() for words in options.values()]
+    spots = [(lowered.find(words), -len(words), letter, lowered.rfind(words))
+             for letter, words in zip(options, named, strict=True) if words and words in lowered]  # fmt: skip
+    if spots:
+        return min(spots)[2], max(spots, key=lambda spot: (spot[3], -spot[1]))[2]
+    alike = {letter: SequenceMatcher(None, words, text).ratio() for letter, words in options.items()}
+    closest = max(reversed(list(alike)), key=lambda letter: alike[letter])
+    return closest, closest
+
+
+def _letter_of(boxed: str, options: Options) -> str | None:
+    """The option a box names: by its text or letter or both; AMBIGUOUS for several, None for none."""
+    text = boxed
+    while (unwrapped := _WRAPPER.sub(r"\1", text)) != text:
+        text = unwrapped
+    text = re.sub(r"\\[()\[\]!,;: ]|[${}*]|~", " ", text).strip(" .")
+    exact = [letter for letter, words in options.items() if words.strip(" .").casefold() == text.casefold()]
+    if len(exact) == 1:
+        return exact[0]
+    letters = "".join(options)
+    if re.fullmatch(rf"\(?[{letters}]\)?(?:\s*(?:,|;|&|/|and|or)\s*\(?[{letters}]\)?)+", text):
+        return AMBIGUOUS
+    lone = re.fullmatch(rf"{_LEAD}\(?([{letters}{letters.lower()}])\)?", text)
+    lead = lone or re.match(rf"{_LEAD}(?:\(([{letters}])\)|([{letters}])\s*[.:)])\s*", text)
+    if lead:
+        return next(filter(None, lead.groups())).upper()
+    spelled = re.match(rf"{_LEAD}([{letters}])\s+(.+)", text)
+    if spelled and _occurs(options[spelled[1]].strip(" ."), spelled[2]):
+        return spelled[1]
+    return _option_named(text, options)
+
+
+def _option_named(text: str, options: Options) -> str | None:
+    """The one option whose text occurs; of options inside one another ("type 1", "type 10") the longest."""
+    found = {letter: words for letter, words in options.items() if words.strip() and _occurs(words.strip(), text)}
+    longest = [
+        letter
+        for letter, words in found.items()
+        if not any(words != other and _occurs(words.strip(), other) for other in found.values())
+    ]
+    return longest[0] if len(longest) == 1 else None
+
+
+def _occurs(words: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text, re.IGNORECASE) is not None

@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
-from qsft.evals.grade import LONGEST_ANSWER, Gold, Grade, after_thinking, find_rule, last_boxed
+from qsft.evals.grade import LONGEST_ANSWER, Gold, Grade, after_thinking, find_rule, grade_choice, last_boxed
 
 TIME_LIMIT = 5.0  # seconds of CPU for one answer
 START_LIMIT = 120.0  # seconds for a judge to import sympy on a busy machine
@@ -33,7 +33,7 @@ MOST_KNOWN = 100_000  # grades remembered
 
 @lru_cache(maxsize=1)
 def single_judge() -> "Judges":
-    """The process behind `grade`, started with the first answer."""
+
     return Judges(1)
 
 
@@ -56,42 +56,34 @@ class Judges:
             for judge in judges:
                 judge.stop()
 
-        self._judges, self._stop = judges, weakref.finalize(self, stop)
-        self._threads = ThreadPoolExecutor(processes or min(MOST_JUDGES, _cpus()), "judge", start)
-        self._grade: Callable[[Mapping[str, Any]], Grade] = lambda case: mine.judge.grade(case)
-        self._known: dict[str, Future[Grade]] = {}
+        # The CPUs that this process may use: a launcher or a container may have given it a few of many.
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = ThreadPoolExecutor(processes or min(MOST_JUDGES, cpus), "judge", start)
+        self._judges, self._threads, self._stop = judges, threads, weakref.finalize(self, stop)
+        self._grade: Callable[[str], Future[Grade]] = lambda case: threads.submit(lambda: mine.judge.grade(case))
+        self._grade_once = lru_cache(MOST_KNOWN)(self._grade)
 
     def submit(
         self, prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None
     ) -> "Future[Grade]":
         """A future Grade of one response; arguments as in `grade`."""
         if options:
-            rule = find_rule(rule or "boxed")
-            case: dict[str, Any] = {"prediction": prediction, "gold": gold, "options": dict(options), "rule": rule}
-            return self._threads.submit(self._grade, case)
+            choice = {"options": dict(options), "rule": find_rule(rule or "boxed")}
+            return self._grade(json.dumps({"prediction": prediction, "gold": gold, **choice}))
         said = after_thinking(prediction)
         boxed = last_boxed(said)
-        if not boxed:
-            end = "" if boxed == "" else said[-LONGEST_ANSWER:]  # an empty box is no answer
-            return self._threads.submit(self._grade, {"prediction": end, "gold": gold, "options": None})
-        case = {"answer": boxed[:LONGEST_ANSWER], "gold": gold, "options": None}
-        key = json.dumps(case)
-        if key not in self._known:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = self._threads.submit(self._grade, case)
-        return self._known[key]
-
-    def close(self) -> None:
-        """Stop the processes; what was not graded yet is dropped."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        self._stop()
+        if boxed:
+            return self._grade_once(json.dumps({"answer": boxed[:LONGEST_ANSWER], "gold": gold}))
+        end = "" if boxed == "" else said[-LONGEST_ANSWER:]  # an empty box is no answer
+        return self._grade(json.dumps({"prediction": end, "gold": gold}))
 
     def __enter__(self) -> "Judges":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Stop the processes; what was not graded yet is dropped."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._stop()
 
 
 class _Judge:
@@ -101,13 +93,13 @@ class _Judge:
         self.time_limit = time_limit
         self.process: subprocess.Popen[bytes] | None = None
 
-    def grade(self, case: Mapping[str, Any]) -> Grade:
+    def grade(self, case: str) -> Grade:
         if self.process is None:
             self._start()
         assert self.process is not None
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(case).encode() + b"\n")
+            self.process.stdin.write(case.encode() + b"\n")
             self.process.stdin.flush()
             # The judge stops itself after that much CPU; it is killed when it cannot, or gets no CPU at all.
             answer = self._line(5 * self.time_limit + 5)
@@ -123,13 +115,10 @@ class _Judge:
         # sympy walks over sets, so what it finds, or fails to find, would depend on the hash seed.
         env = {**os.environ, "PYTHONHASHSEED": "0"}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        ready = self._line(START_LIMIT)
-        if ready.strip() != b"ready":
+        if self._line(START_LIMIT).strip() != b"ready":
             self.stop()
-            raise ValueError(
-                "the grading process did not start, so nothing can be graded (its message stands above). "
-                "Usually math-verify is missing: pip install 'qsft[eval]'."
-            )
+            why = "Usually math-verify is missing: pip install 'qsft[eval]'."
+            raise ValueError(f"the grading process did not start (its message stands above). {why}")
 
     def _line(self, seconds: float) -> bytes:
         """The process's next line; empty when it ended or did not answer in time."""
@@ -145,11 +134,6 @@ class _Judge:
             self.process = None
 
 
-def _cpus() -> int:
-    """The CPUs that this process may use: a launcher or a container may have given it a few of many."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 # ---- the process ----
 
 
@@ -158,19 +142,15 @@ class OutOfTime(BaseException):
 
 
 def judge(case: dict[str, Any]) -> Grade:
-    """The grade of one case: {answer or prediction, gold, options, rule}."""
-    if case["options"]:
-        from qsft.evals.choice import grade_choice
-
-        return grade_choice(case["prediction"], case["gold"], case["options"], case["rule"] or "boxed")
+    """The grade of one case: {answer or prediction, gold}, or {prediction, gold, options, rule}."""
+    if "options" in case:
+        return grade_choice(**case)
     from sympy.core.random import seed
 
     from qsft.evals.answers import grade_answer, grade_math
 
     seed(0)  # sympy asks its assumptions in random order, and in some orders it contradicts itself
-    if case.get("answer") is not None:
-        return grade_answer(case["answer"], case["gold"])
-    return grade_math(case["prediction"], case["gold"])
+    return grade_answer(**case) if "answer" in case else grade_math(**case)
 
 
 def judge_in_time(case: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -187,7 +167,7 @@ def judge_in_time(case: dict[str, Any], seconds: float) -> dict[str, Any]:
         graded = Grade(correct=False, failure=f"{type(error).__name__}: {error}"[:200])
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return asdict(graded if case["options"] else in_canonical_form(graded, seconds))
+    return asdict(graded if "options" in case else in_canonical_form(graded, seconds))
 
 
 def in_canonical_form(graded: Grade, seconds: float) -> Grade:
@@ -205,15 +185,15 @@ def in_canonical_form(graded: Grade, seconds: float) -> Grade:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _out_of_time(*_: object) -> None:
-    raise OutOfTime
-
-
 def main() -> None:
     """Grade lines of stdin until it closes."""
+
+    def out_of_time(*_: object) -> None:
+        raise OutOfTime
+
     seconds = float(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    signal.signal(signal.SIGPROF, _out_of_time)
+    signal.signal(signal.SIGPROF, out_of_time)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.disable(logging.WARNING)  # math-verify warns about every answer it cannot parse
     import math_verify  # noqa: F401  (paid once, before the first answer's time runs)

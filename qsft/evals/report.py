@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from qsft import page
-from qsft.evals import stats
-from qsft.evals.result import Result, task_numbers, values
+from qsft.evals.stats import Result, macro_average, task_numbers, values
 from qsft.files import shown, write_json, write_text
 
 BINS = 40
@@ -131,7 +130,7 @@ def make_report(
     """The report of a run: each task's numbers, the macro average, the settings and what a reader should know."""
     tasks = {one.task: {**task_numbers(one), "notes": notes.get(one.task, [])} for one in results}
     macro = {
-        name: asdict(stats.macro_average([values(one.per_problem(lenient=lenient)) for one in results]))
+        name: asdict(macro_average([values(one.per_problem(lenient=lenient)) for one in results]))
         for name, lenient in (("acc", False), ("acc_lenient", True))
     }
     summary = {"tasks": tasks, "macro": macro, "settings": dict(settings), "left_out": dict(left_out or {})}

@@ -8,13 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from qsft.data.prompts import Prompt, find_preset
-from qsft.evals.choice import better_reading
-from qsft.evals.grade import Grade
+from qsft.evals.grade import Grade, better_reading
 from qsft.evals.judge import Judges
 from qsft.evals.protocol import Protocol
 from qsft.evals.report import percent
 from qsft.evals.request import Generation
-from qsft.evals.result import READINGS, Result
+from qsft.evals.stats import READINGS, Result
 from qsft.evals.tasks import Problem, Task
 from qsft.fingerprints import digest_json
 from qsft.ledger import Key

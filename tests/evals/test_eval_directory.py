@@ -8,7 +8,7 @@ from qsft.evals.eval_directory import EvalDirectory, read_result
 from qsft.evals.grade import Grade
 from qsft.evals.protocol import Protocol
 from qsft.evals.request import Generation
-from qsft.evals.result import Result
+from qsft.evals.stats import Result
 from qsft.evals.task_run import TaskRun
 from qsft.evals.tasks import Problem, Task
 

@@ -10,8 +10,7 @@ from sympy.core import random as sympy_random
 from sympy.core.facts import InconsistentAssumptions
 
 from qsft.evals.answers import _float
-from qsft.evals.choice import better_reading, by_box, paper_matches
-from qsft.evals.grade import Grade, boxes, grade, last_boxed
+from qsft.evals.grade import Grade, better_reading, boxes, by_box, grade, last_boxed, paper_matches
 from qsft.evals.judge import Judges, OutOfTime, judge, judge_in_time
 
 BOX = r"We compute and find \boxed{%s}."
@@ -318,8 +317,8 @@ def test_what_sympy_cannot_evaluate_is_no_number():
 
 
 def test_grading_is_deterministic(monkeypatch, hasty):
-    monkeypatch.setattr("qsft.evals.answers.grade_math", lambda *_: Grade(False, answer=str(sympy_random.random())))
-    case = {"prediction": "", "gold": "2", "options": None, "rule": None}
+    monkeypatch.setattr("qsft.evals.answers.grade_math", lambda **_: Grade(False, answer=str(sympy_random.random())))
+    case = {"prediction": "", "gold": "2"}
     assert judge(case) == judge(case)
     assert hasty.submit(BOX % "2", "2").result().correct
     assert psutil.Process(hasty._judges[0].process.pid).environ()["PYTHONHASHSEED"] == "0"
@@ -331,7 +330,7 @@ def test_any_failure_of_the_grader_is_a_wrong_answer_and_named(error, monkeypatc
         raise error("why")
 
     monkeypatch.setattr("qsft.evals.answers.grade_math", fail)
-    case = {"prediction": BOX % "2", "gold": "2", "options": None, "rule": None}
+    case = {"prediction": BOX % "2", "gold": "2"}
     assert judge_in_time(case, 5) == asdict(Grade(False, failure=f"{error.__name__}: why"))
 
 
@@ -340,11 +339,11 @@ def test_a_decided_grade_outlives_a_writing_that_takes_too_long(monkeypatch):
         raise OutOfTime
 
     monkeypatch.setattr("qsft.evals.answers.canonical", forever)
-    graded = judge_in_time({"prediction": BOX % "x + 1", "gold": "3", "options": None}, 5)
+    graded = judge_in_time({"prediction": BOX % "x + 1", "gold": "3"}, 5)
     assert (graded["correct"], graded["timed_out"], graded["answer"]) == (False, False, "x+1")
     monkeypatch.setattr("qsft.evals.answers._parse", forever)
     hard = r"9^{9^{9^{9^{9}}}}"
-    graded = judge_in_time({"answer": hard, "gold": hard, "options": None}, 5)
+    graded = judge_in_time({"answer": hard, "gold": hard}, 5)
     assert (graded["correct"], graded["timed_out"]) == (True, False)
 
 

@@ -12,7 +12,7 @@ from qsft.evals.grade import Grade
 from qsft.evals.protocol import Protocol
 from qsft.evals.report import make_report
 from qsft.evals.request import Generation
-from qsft.evals.result import Result, task_numbers
+from qsft.evals.stats import Result, task_numbers
 from qsft.evals.tasks import Problem
 from qsft.files import write_lines
 

@@ -40,20 +40,22 @@ def test_pass_at_k_is_the_mean_over_all_subsets(case):
     assert stats.pass_at(sum(outcomes), len(outcomes), k) == pytest.approx(expected)
 
 
-def test_bootstrap_has_the_moments_of_resampling():
+def test_bootstrap_has_the_moments_of_resampling(monkeypatch):
+    monkeypatch.setattr(stats, "RESAMPLES", 40_000)
     values = np.random.default_rng(1).random(40)
-    means = stats.bootstrap(values, resamples=40_000)
+    means = stats.bootstrap(values)
     assert means.mean() == pytest.approx(values.mean(), abs=2e-3)
     assert means.std() == pytest.approx(values.std() / np.sqrt(40), rel=0.02)
 
 
-def test_bootstrap_interval_covers_the_truth_as_often_as_it_says():
+def test_bootstrap_interval_covers_the_truth_as_often_as_it_says(monkeypatch):
+    monkeypatch.setattr(stats, "RESAMPLES", 1000)
     rng, truth, hits, trials = np.random.default_rng(2), 0.4, 0, 400
     for _ in range(trials):
         difficulty = rng.beta(2, 3, size=100)  # mean 0.4
         per_problem = rng.binomial(16, difficulty) / 16
-        low, high = stats.interval(stats.bootstrap(per_problem, resamples=1000))
-        hits += low <= truth <= high
+        estimate = stats.mean_over_problems(per_problem)
+        hits += estimate.low <= truth <= estimate.high
     assert 0.91 <= hits / trials <= 0.98
 
 

@@ -10,7 +10,7 @@ from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.grade import Grade
 from qsft.evals.report import make_report
 from qsft.evals.request import Generation
-from qsft.evals.result import Result
+from qsft.evals.stats import Result
 from qsft.recipe.overview import overview
 
 STUDENT = "Qwen/Qwen2.5-Math-1.5B"

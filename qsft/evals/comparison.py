@@ -24,7 +24,7 @@ class Comparison(Findings):
     """What a comparison found; results by run and task."""
 
     def tables(self) -> list[Table]:
-        """Accuracies, paired differences from the first run, lengths of responses."""
+
         summary = self.summary
         tasks = [*summary["problems"], "macro"]
         rows = []
@@ -50,7 +50,7 @@ class Comparison(Findings):
         return found
 
     def notes(self) -> list[str]:
-        """How to read the tables, and what was not measured alike."""
+
         summary, left_out = self.summary, {task: n for task, n in self.summary["left_out"].items() if n}
         return [
             "* marks an interval without 0. Differences are paired by problem.",
@@ -60,7 +60,7 @@ class Comparison(Findings):
         ]
 
     def figures(self) -> list[tuple[Any, str]]:
-        """Paired differences, accuracy over length, every problem's share in two runs."""
+
         summary = self.summary
         figures = [(difference_figure(summary), "Difference in accuracy, percentage points, with 95 % intervals")]
         if any(summary["lengths"].values()):
@@ -71,15 +71,9 @@ class Comparison(Findings):
         return figures
 
     def write(self, directory: str | Path) -> Path:
-        """Write comparison.json, comparison.md and comparison.html; the page's path.
-
-        The page has, after tables and plots, every problem with the responses of all runs side by side, those that
-        changed first.
-        """
-        stem = Path(directory) / "comparison"
-        return self.write_files(
-            stem, stem.with_suffix(".html"), f"Comparison with {self.summary['baseline']}", self.results
-        )
+        """Write comparison.json, comparison.md and comparison.html; the page's path."""
+        stem, title = Path(directory) / "comparison", f"Comparison with {self.summary['baseline']}"
+        return self.write_files(stem, stem.with_suffix(".html"), title, self.results)
 
 
 def compare(
@@ -104,7 +98,9 @@ def compare(
         {name: {task: one[task].per_problem(lenient=lenient) for task in tasks} for name, one in found.items()}
         for lenient in (False, True)
     )
-    shared = {task: shared_problems([one[task] for one in strict.values()], task) for task in tasks}
+    shared = {task: [p for p in strict[first][task] if all(p in r[task] for r in strict.values())] for task in tasks}
+    if apart := [task for task in tasks if not shared[task]]:
+        raise ValueError(f"the runs answered different problems of {apart[0]!r}: none is in all of them.")
 
     def values(right: Mapping[str, Mapping[str, float]]) -> dict[str, Scores]:
         return {task: np.array([right[task][problem] for problem in shared[task]]) for task in tasks}
@@ -122,7 +118,7 @@ def compare(
         "lenient": {name: estimates(values(one)) for name, one in lenient.items()} if published else {},
         "lengths": {name: response_lengths([one[task] for task in tasks]) for name, one in found.items()},
         "paper_notes": list(published.notes) if published else [],
-        "notes": unlike_settings({name: read_settings(run) for name, run in directories.items()}, tasks),
+        "notes": unlike_settings({name: EvalDirectory(run).settings() for name, run in directories.items()}, tasks),
     }
     return Comparison(summary, {name: {task: one[task] for task in tasks} for name, one in found.items()})
 
@@ -137,16 +133,8 @@ def run_names(runs: Sequence[str | Path]) -> list[str]:
     raise ValueError(f"the same run is given twice: {', '.join(map(str, runs))}.")
 
 
-def shared_problems(runs: Sequence[Mapping[str, float]], task: str) -> list[str]:
-    """The problems that every run has, in the first one's order."""
-    shared = [problem for problem in runs[0] if all(problem in one for one in runs)]
-    if not shared:
-        raise ValueError(f"the runs answered different problems of {task!r}: none is in all of them.")
-    return shared
-
-
 def estimates(per_task: Mapping[str, Scores]) -> dict[str, Any]:
-    """The means of one value per problem, by task and over tasks."""
+
     found = {task: asdict(mean_over_problems(values)) for task, values in per_task.items()}
     return {**found, "macro": asdict(macro_average(list(per_task.values())))}
 
@@ -159,25 +147,14 @@ def response_lengths(results: Sequence[Result]) -> dict[str, float]:
     return {**lengths(tokens), "truncated": cut} if any(tokens) else {}
 
 
-def read_settings(run: Path) -> dict[str, dict[str, Any]]:
-    """How each task of a run was drawn, asked and read, as far as its settings.json says."""
-    return {
-        task: {
-            **one["protocol"],
-            **{name: one["about"][name] for name in ("backend", "dtype")},
-            **({"reading": one["reading"]} if one.get("reading") else {}),
-        }
-        for task, one in EvalDirectory(run).settings().items()
-    }
-
-
 def unlike_settings(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], tasks: Sequence[str]) -> list[str]:
     """A line for every setting that is not the same in all runs, with the tasks it concerns."""
     concerned: dict[str, list[str]] = {}
     for task in tasks:
-        found = {run: settings[task] for run, settings in runs.items() if task in settings}
-        for key in dict.fromkeys(key for one in found.values() for key in one):
-            values = {run: one.get(key) for run, one in found.items()}
+        recorded = {run: settings[task] for run, settings in runs.items() if task in settings}
+        keys = (key for one in recorded.values() for key in (*one["protocol"], "backend", "dtype", "reading"))
+        for key in dict.fromkeys(keys):
+            values = {run: {**one["about"], **one["protocol"], **one}.get(key) for run, one in recorded.items()}
             if any(value != next(iter(values.values())) for value in values.values()):
                 text = ", ".join(f"{value} in {run}" for run, value in values.items())
                 concerned.setdefault(f"{key} is {text}", []).append(task)
@@ -191,10 +168,10 @@ def _signed(estimate: Mapping[str, float]) -> str:
 
 
 def difference_figure(summary: Mapping[str, Any]) -> Any:
-    """Paired differences with intervals around the line of no difference."""
+
     tasks = [*summary["problems"], "macro"]
     traces = [
-        {"x": tasks, "name": name, "mode": "markers", **points_with_intervals([cells[task] for task in tasks])}
+        {"x": tasks, "name": name, **points_with_intervals([cells[task] for task in tasks])}
         for name, cells in (summary["difference"] or summary["accuracy"]).items()
     ]
     return plot(traces, y="points", scattermode="group")
@@ -207,7 +184,7 @@ def lengths_figure(summary: Mapping[str, Any]) -> Any:
         if one:
             band = {"type": "data", "array": [one["p75"] - one["mean"]], "arrayminus": [one["mean"] - one["p25"]]}
             point = points_with_intervals([summary["accuracy"][name]["macro"]])
-            traces.append({"x": [one["mean"]], "name": name, "mode": "markers", **point, "error_x": band})
+            traces.append({"x": [one["mean"]], "name": name, **point, "error_x": band})
     return plot(traces, "tokens", "accuracy, %")
 
 

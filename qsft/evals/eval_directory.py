@@ -34,7 +34,6 @@ class EvalDirectory:
         self.generations = Ledger(self.path / "generations", self.group, remedy=REMEDY)
 
     def settings(self) -> dict[str, Any]:
-        """The settings each task was sampled with."""
         path = self.path / "settings.json"
         recorded = read_json(path, LOST) if path.is_file() else {}
         for task, one in recorded.items():
@@ -97,11 +96,11 @@ class EvalDirectory:
         return [_generation(record) for record in self.generations.settle(run.name, run.keys)]
 
     def _made_by(self, run: TaskRun) -> dict[str, str]:
-        """The digest of what draws each problem's samples."""
+
         return run.digests(self.settings()[run.name]["made_by"])
 
     def write_result(self, result: Result) -> None:
-        """Write a task's problems and grades."""
+
         pairs = zip(result.generations, result.grades, strict=True)
         grades = ({"problem": one.problem, "sample": one.sample, **asdict(grade)} for one, grade in pairs)
         for name, rows in (("grades", grades), ("problems", map(asdict, result.problems))):
@@ -109,12 +108,9 @@ class EvalDirectory:
 
 
 def graded_tasks(directory: Path) -> list[str]:
-    """The tasks that an evaluation's directory holds grades of."""
     found = sorted((directory / "grades").glob("*.jsonl"))
     if not found:
-        raise FileNotFoundError(
-            f"{shown(directory)} holds no graded evaluation (grades/*.jsonl). Run `qsft eval` into it first."
-        )
+        raise FileNotFoundError(f"{shown(directory)} holds no graded evaluation. Run `qsft eval` into it first.")
     return [path.stem for path in found]
 
 
@@ -125,16 +121,11 @@ def read_result(directory: Path, task: str, reading: str | None = None) -> Resul
                {"generations": REMEDY, "grades": AGAIN, "problems": AGAIN}.items()}  # fmt: skip
     texts = {key_of(record, directory): _generation(record) for record in records["generations"]}
     keys = [key_of(record, directory) for record in records["grades"]]
-    lost = [key for key in keys if texts and key not in texts]
-    if lost:
-        problem, sample = lost[0]
-        raise ValueError(
-            f"{shown(directory)}/generations/{task}.jsonl lacks problem {problem}, sample {sample}, which was graded."
-        )
+    where = shown(directory)
+    if lost := [f"problem {one}, sample {i}, which was graded" for one, i in keys if texts and (one, i) not in texts]:
+        raise ValueError(f"{where}/generations/{task}.jsonl lacks {lost[0]}.")
     if not keys or (texts and len(keys) != len(texts)):
-        raise ValueError(
-            f"{shown(directory)}/grades/{task}.jsonl has {len(keys)} grades of {len(texts)} generations. {AGAIN}"
-        )
+        raise ValueError(f"{where}/grades/{task}.jsonl has {len(keys)} grades of {len(texts)} generations. {AGAIN}")
     return Result(
         task,
         len(keys) // len({problem for problem, _ in keys}),
@@ -146,7 +137,7 @@ def read_result(directory: Path, task: str, reading: str | None = None) -> Resul
 
 
 def _read(path: Path, remedy: str) -> list[Record]:
-    """The lines of a file, each whole; nothing where there is none."""
+
     rows = list(read_lines(path, remedy=remedy)) if path.is_file() else []
     for number, row in enumerate(rows, start=1):
         if not is_whole(row):
@@ -155,7 +146,6 @@ def _read(path: Path, remedy: str) -> list[Record]:
 
 
 def sealed(record: Mapping[str, Any]) -> Record:
-    """The record with a digest of itself."""
     content = {key: value for key, value in record.items() if key != "check"}
     return {**content, "check": digest_json(content)}
 

@@ -4,7 +4,7 @@ An evaluation's directory: settings.json, generations/<task>.jsonl, grades/<task
 summary.json, summary.md, report.html.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,13 +20,11 @@ from qsft.evals.protocol import Protocol, find_protocol
 from qsft.evals.report import Report, make_report
 from qsft.evals.request import Request
 from qsft.evals.task_run import Grading, TaskRun
-from qsft.evals.tasks import Task, find_tasks, listed, load_problems
+from qsft.evals.tasks import Wanted, find_tasks, listed, load_problems
 from qsft.files import read_json, shown
 from qsft.ledger import Key
 from qsft.processes import Group
 from qsft.progress import Progress
-
-Wanted = str | Task | Iterable[str | Task]
 
 
 def evaluate(
@@ -59,10 +57,9 @@ def evaluate(
     wanted, group = find_tasks(tasks), Group()
     if output_dir is None and group.count > 1:
         raise ValueError(f"{group.count} processes share their generations through files: set output_dir.")
-    drawn_by: dict[str, Any] = {"engine": engine or {}, "seed_requests": seed_requests, "device": group.device}
-    subject = ModelUnderTest(
-        model, tokenizer, backend, dtype, batch_size, tensor_parallel_size, processes=group.count, **drawn_by
-    )
+    how: dict[str, Any] = {"engine": engine or {}, "device": group.device, "processes": group.count}
+    how |= {"tensor_parallel_size": tensor_parallel_size, "seed_requests": seed_requests}
+    subject = ModelUnderTest(model, tokenizer, backend, dtype, batch_size, **how)
     runs = []
     for task in wanted:
         chosen = find_protocol(protocol, changes, multiple_choice=task.multiple_choice)
@@ -140,13 +137,11 @@ def agree_on_settings(
 
 
 def _refuse_change(run: TaskRun, record: Mapping[str, Any], recorded: Mapping[str, Any] | None, directory: str) -> None:
-    """Refuse other settings than the recorded. More samples or problems add to what is there, fewer would delete."""
+    """More samples or problems add to what is there, fewer would delete."""
     what = f"{directory} holds generations of {run.name!r}"
     ways_out = "Give another --output_dir, or --fresh to delete them and start again."
     if recorded is None:
-        raise ValueError(
-            f"{what}, but its settings.json does not say what made them, so they cannot be continued. {ways_out}"
-        )
+        raise ValueError(f"{what}, but its settings.json does not say what made them. {ways_out}")
     old = {"limit": recorded["limit"], **recorded["made_by"]}
     new = {"limit": len(run.problems), **record, **run.record(recorded["limit"])}
     more = {key for key in ("limit", "n") if new[key] > old[key]}

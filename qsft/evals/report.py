@@ -46,16 +46,13 @@ class Findings(ABC):
     results: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @abstractmethod
-    def tables(self) -> list[Table]:
-        """What is shown in numbers, shares in per cent."""
+    def tables(self) -> list[Table]: ...
 
     @abstractmethod
-    def notes(self) -> list[str]:
-        """What a reader of the tables should know."""
+    def notes(self) -> list[str]: ...
 
     @abstractmethod
-    def figures(self) -> list[tuple[Any, str]]:
-        """Figures with their captions."""
+    def figures(self) -> list[tuple[Any, str]]: ...  # with their captions
 
     def __str__(self) -> str:
         return to_markdown(self.tables(), self.notes())
@@ -84,7 +81,6 @@ class Report(Findings):
         return float(self.summary["tasks"][task]["acc"]["mean"])
 
     def tables(self) -> list[Table]:
-        """One row per task and one for their average."""
         rows = [
             [
                 name, str(task["problems"]), str(task["samples"]), with_interval(task["acc"]),
@@ -99,13 +95,12 @@ class Report(Findings):
         return [("", COLUMNS, [*rows, ["macro", "", "", *average, *[""] * 6]])]
 
     def notes(self) -> list[str]:
-        """What a reader should know, each once."""
         notes = [note for task in self.summary["tasks"].values() for note in task["notes"]]
         notes += [f"{task} is left out: {why}." for task, why in self.summary.get("left_out", {}).items()]
-        return list(dict.fromkeys(notes))
+        return list(dict.fromkeys(notes))  # each once
 
     def figures(self) -> list[tuple[Any, str]]:
-        """Accuracy with intervals, lengths of right and wrong answers, pass@k."""
+
         tasks = self.summary["tasks"]
         figures = [
             (accuracy_figure(tasks), "Accuracy with 95 % intervals"),
@@ -127,7 +122,7 @@ def make_report(
     notes: Mapping[str, list[str]],
     left_out: Mapping[str, str] | None = None,
 ) -> Report:
-    """The report of a run: each task's numbers, the macro average, the settings and what a reader should know."""
+
     tasks = {one.task: {**task_numbers(one), "notes": notes.get(one.task, [])} for one in results}
     macro = {
         name: asdict(macro_average([values(one.per_problem(lenient=lenient)) for one in results]))
@@ -138,26 +133,20 @@ def make_report(
 
 
 def to_markdown(tables: Sequence[Table], notes: Sequence[str]) -> str:
-    """Tables with their titles, then the notes."""
     lines: list[str] = []
     for title, columns, rows in tables:
-        lines += [*([title, ""] if title else []), *markdown_table(columns, rows), ""]
+        head, *body = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+        rule = "|---" + "|---:" * (len(columns) - 1) + "|"  # numbers to the right
+        lines += [*([title, ""] if title else []), head, rule, *body, ""]
     return "\n".join([*lines, *(f"- {note}" for note in notes), ""])
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table, numbers to the right."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
-    return [lines[0], "|---" + "|---:" * (len(columns) - 1) + "|", *lines[1:]]
-
-
 def with_interval(estimate: Mapping[str, float]) -> str:
-    """mean [low, high] in per cent."""
     return f"{percent(estimate['mean'])} [{percent(estimate['low'])}, {percent(estimate['high'])}]"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share in per cent; a dash where there is none."""
+
     return "–" if share is None or share != share else f"{100 * share:.{digits}f}"
 
 
@@ -166,29 +155,24 @@ def paragraphs(lines: Sequence[str]) -> str:
 
 
 def plot(traces: Iterable[Mapping[str, Any]], x: str = "", y: str = "", **layout: Any) -> Any:
-    """A figure of scatter traces; x and y name the axes."""
+
     import plotly.graph_objects as go
 
     return go.Figure([go.Scatter(**trace) for trace in traces], go.Layout(xaxis_title=x, yaxis_title=y, **layout))
 
 
 def points_with_intervals(estimates: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The y and error_y of estimates, in per cent."""
+    """What a trace says of estimates, in per cent."""
     middle = [100 * one["mean"] for one in estimates]
     up = [100 * (one["high"] - one["mean"]) for one in estimates]
     down = [100 * (one["mean"] - one["low"]) for one in estimates]
-    return {"y": middle, "error_y": {"type": "data", "array": up, "arrayminus": down}, "marker": {"size": 9}}
+    error = {"type": "data", "array": up, "arrayminus": down}
+    return {"y": middle, "error_y": error, "mode": "markers", "marker": {"size": 9}}
 
 
 def accuracy_figure(tasks: Mapping[str, Any]) -> Any:
-    """Accuracy per task as points with 95 % intervals, exact and lenient."""
     traces = [
-        {
-            "x": list(tasks),
-            "name": name,
-            "mode": "markers",
-            **points_with_intervals([one[key] for one in tasks.values()]),
-        }
+        {"x": list(tasks), "name": name, **points_with_intervals([one[key] for one in tasks.values()])}
         for key, name in (("acc", "accuracy"), ("acc_lenient", "lenient"))
     ]
     return plot(traces, y="%", yaxis_rangemode="tozero", scattermode="group")
@@ -212,7 +196,7 @@ def length_figure(results: Sequence[Result]) -> Any:
 
 
 def pass_figure(tasks: Mapping[str, Any]) -> Any:
-    """pass@k over k, unbiased."""
+
     ladders = {name: {int(k): 100 * share for k, share in task["pass_at"].items()} for name, task in tasks.items()}
     traces = [{"x": list(one), "y": list(one.values()), "name": name} for name, one in ladders.items()]
     ks = sorted({k for one in ladders.values() for k in one})
@@ -232,7 +216,8 @@ def reader_data(methods: Mapping[str, Mapping[str, Result]]) -> tuple[dict[str, 
                 continue
             known = asked.get(problem)
             row = {"id": problem, "task": task, "number": number, "at": len(problems)}
-            row |= {"question": known and known.question, "gold": known and _gold(known.gold)}
+            gold = known and ", ".join(map(str, known.gold if isinstance(known.gold, list | tuple) else [known.gold]))
+            row |= {"question": known and known.question, "gold": gold}
             row |= {"options": dict(known.options) if known and known.options else None}
             problems.append({**row, "runs": [[facts for facts, _ in run] for run in runs if run]})
             texts.append([[text for _, text in run] for run in runs if run])
@@ -250,7 +235,3 @@ def _by_problem(result: Result) -> dict[str, list[tuple[list[Any], str]]]:
         facts = [one.tokens, one.finish == "length", grade.correct, lenient, grade.answer, note]
         found.setdefault(one.problem, []).append((facts, one.text))
     return found
-
-
-def _gold(gold: object) -> str:
-    return ", ".join(map(str, gold)) if isinstance(gold, Sequence) and not isinstance(gold, str) else str(gold)

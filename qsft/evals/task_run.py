@@ -37,7 +37,7 @@ class TaskRun:
 
     @cached_property
     def prompts(self) -> dict[str, Prompt]:
-        """The prompt of each problem, by its id."""
+
         preset = find_preset(self.protocol.prompt)
         ask = self.task.prompt or (lambda problem: preset.prompt(problem.question, problem.options))
         return {problem.id: ask(problem) for problem in self.problems}
@@ -58,7 +58,6 @@ class TaskRun:
         return {problem: digest_json([settings, prompt]) for problem, prompt in self.prompts.items()}
 
     def describe(self) -> dict[str, Any]:
-        """What a report says about how the task was asked and where its rows came from."""
         task = self.task
         rows = {"hub": task.hub, "split": task.split, "source": task.source, "published_rows": task.rows}
         return {**self.protocol.record(), **rows}
@@ -73,7 +72,6 @@ class TaskRun:
         return Result(self.name, self.protocol.n, generations, grades, self.problems, reading)
 
     def notes(self, result: Result, about: Mapping[str, Any]) -> list[str]:
-        """What a reader of the numbers should know."""
         name, grades, notes = self.name, result.grades, []
         if self.protocol.temperature == 0:
             notes.append("greedy: one response per prompt, so the interval is over problems only.")
@@ -96,10 +94,8 @@ class TaskRun:
         if late := sum(one.timed_out for one in grades):
             notes.append(f"{name}: {late} responses took the grader too long and count as wrong.")
         if failures := [one.failure.partition(":")[0] for one in grades if one.failure]:
-            notes.append(
-                f"{name}: the grader stumbled over {len(failures)} responses, which count as wrong "
-                f"({', '.join(sorted(set(failures)))}; grades/ has each)."
-            )
+            kinds = f"{', '.join(sorted(set(failures)))}; grades/ has each"
+            notes.append(f"{name}: the grader stumbled over {len(failures)} responses, which count as wrong ({kinds}).")
         return notes
 
 
@@ -127,7 +123,7 @@ class Grading:
         future.add_done_callback(self._done.append)
 
     def grades(self) -> list[tuple[Key, Grade]]:
-        """What was submitted, once all of it is graded."""
+
         return [(key, future.result()) for key, future in self._futures.items()]
 
     def so_far(self) -> str:

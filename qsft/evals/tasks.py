@@ -60,8 +60,8 @@ class Task:
     @property
     def fields(self) -> str:
         """The fields that a row needs, for people."""
-        names = [" or ".join(self.question), " or ".join(self.gold)]
-        return ", ".join([*names, "options"] if self.multiple_choice else names)
+        names = [" or ".join(self.question), " or ".join(self.gold), "options"]
+        return ", ".join(names if self.multiple_choice else names[:2])
 
 
 MATH = (
@@ -89,16 +89,17 @@ MEDICAL = tuple(
 )
 TASKS = {task.name: task for task in (*MATH, *MEDICAL)}
 GROUPS = {"math": MATH, "medical": MEDICAL}
+Wanted = str | Task | Iterable[str | Task]
 
 
-def listed(wanted: str | Task | Iterable[str | Task]) -> list[str | Task]:
+def listed(wanted: Wanted) -> list[str | Task]:
     """What is wanted, one by one; a string may hold several."""
     if isinstance(wanted, str):
         return [name.strip() for name in wanted.split(",") if name.strip()]
     return [wanted] if isinstance(wanted, Task) else list(wanted)
 
 
-def find_tasks(wanted: str | Task | Iterable[str | Task]) -> list[Task]:
+def find_tasks(wanted: Wanted) -> list[Task]:
     """The tasks named: groups (math, medical), names, JSONL files, or Task objects; a string may hold several."""
     found: dict[str, Task] = {}
     for task in (task for one in listed(wanted) for task in ([one] if isinstance(one, Task) else _named(one))):
@@ -115,19 +116,15 @@ def _named(name: str) -> Sequence[Task]:
         return [_task_in_file(Path(name))]
     known = {**GROUPS, **{task.name: (task,) for task in TASKS.values()}}
     if name not in known:
-        raise ValueError(
-            f"unknown task {name!r}.{did_you_mean(name.lower(), known)} Known: {', '.join(known)}; a file of your own "
-            "ends in .jsonl."
-        )
+        guess = did_you_mean(name.lower(), known)
+        raise ValueError(f"unknown task {name!r}.{guess} Known: {', '.join(known)}; a file of your own ends in .jsonl.")
     return known[name]
 
 
 def _task_in_file(path: Path) -> Task:
     """The task that a JSONL file is: multiple choice when its first row has options."""
     if not path.is_file():
-        raise FileNotFoundError(
-            f"there is no task file {shown(path)}. It holds one JSON object per line: problem, answer."
-        )
+        raise FileNotFoundError(f"there is no task file {shown(path)} of JSON lines with problem, answer.")
     try:
         choice = "options" in next(read_lines(path), ())
     except ValueError:
@@ -155,10 +152,7 @@ def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | N
     for place, problem in placed:
         same = places.setdefault(problem.id, [])
         if same and len(placed) != task.rows:
-            raise ValueError(
-                f"{place}: the same problem as {same[0]}, so task {task.name!r} would count it twice. "
-                "Remove one of them."
-            )
+            raise ValueError(f"{place}: the same problem as {same[0]}; remove one, or {task.name!r} counts it twice.")
         same.append(place)
         problems.append(replace(problem, id=f"{problem.id}-{len(same)}") if len(same) > 1 else problem)
     return problems[:limit]
@@ -168,8 +162,7 @@ def to_problem(row: Mapping[str, Any], task: Task, place: str) -> Problem:
     """The problem a row holds; `place` is what an error calls the row."""
     question = str(_value(row, task.question, place, task)).strip()
     options = _options(_value(row, ("options",), place, task), place) if task.multiple_choice else None
-    gold = _gold(row, task, place)
-    gold = gold if options is None else _letter(gold, options, place)
+    gold = _gold(row, task, place) if options is None else _letter(_gold(row, task, place), options, place)
     # The gold answer is left out of the digest, so that a corrected one keeps the generations.
     asked = json.dumps([question, sorted(options.items()) if options else None], ensure_ascii=False)
     return Problem(blake2b(asked.encode(), digest_size=8).hexdigest(), question, gold, options)
@@ -187,20 +180,15 @@ def read_rows(task: Task, data_dir: Path | None) -> Iterator[Placed]:
     elif task.file and path.with_name(task.file).is_file():
         yield from _rows_of_source(path.with_name(task.file), task)
     else:
-        raise FileNotFoundError(
-            f"--data_dir has no file for task {task.name!r}: {shown(path)} is missing. It holds one JSON object per "
-            f"line with the fields {task.fields}."
-        )
+        needed = f"task {task.name!r} needs its rows there, JSON lines with the fields {task.fields}"
+        raise FileNotFoundError(f"--data_dir: {shown(path)} is missing; {needed}.")
 
 
 def _rows_of_source(path: Path, task: Task) -> Iterator[Placed]:
     """The rows of one source in a JSON file {source: [row, …]}; names match up to case, dashes and a suffix."""
-
-    def bare(name: str) -> str:
-        return re.sub(r"[\W_]", "", name).casefold()
-
     sources = json.loads(path.read_text(encoding="utf-8"))
-    found = [name for name in sources if bare(name).startswith(bare(task.source or task.name))]
+    bare = {name: re.sub(r"[\W_]", "", name).casefold() for name in (*sources, task.source or task.name)}
+    found = [name for name in sources if bare[name].startswith(bare[task.source or task.name])]
     if len(found) != 1:
         raise ValueError(f"{shown(path)}: {len(found)} sources look like {task.source!r}; it has {', '.join(sources)}.")
     for number, row in enumerate(sources[found[0]]):

@@ -1,10 +1,9 @@
 """The model under evaluation: what identifies it, which backend draws from it, loaded only when a sample is missing."""
 
-import importlib.util
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +44,10 @@ class ModelUnderTest:
             raise ValueError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}.")
         if self.in_memory is not None and self.tokenizer is None:
             raise ValueError("a model in memory needs its tokenizer: evaluate(model, tokenizer=tokenizer, …).")
+        installed = find_spec("vllm") is not None
         if self.backend == "auto":
-            adapter = self.in_memory is None and (Path(str(self.model)) / "adapter_config.json").is_file()
-            fits = self.in_memory is None and not adapter and installed("vllm") and torch.cuda.is_available()
-            self.backend = "vllm" if fits else "transformers"
+            served = self.in_memory is None and not Path(str(self.model), "adapter_config.json").is_file()
+            self.backend = "vllm" if served and installed and torch.cuda.is_available() else "transformers"
         if self.backend == "vllm" and self.processes > 1 and self.tensor_parallel_size > 1:
             raise ValueError(
                 f"{self.processes} processes have an engine and a GPU each, which leaves none for "
@@ -56,35 +55,28 @@ class ModelUnderTest:
             )
         if self.backend != "vllm" and (self.engine or not self.seed_requests):
             raise ValueError("--engine and --no_request_seeds are vLLM's. Leave them out, or set --backend vllm.")
-        if self.backend == "vllm" and not installed("vllm"):
+        if self.backend == "vllm" and not installed:
             raise ValueError("the backend vllm is not installed. pip install 'qsft[vllm]', or --backend transformers.")
-        self.device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.dtype = self._precision(self.device)
-        _ = self.config  # a name that is no model's is refused now, not after the tasks were read
-
-    def _precision(self, device: torch.device) -> str:
-        """The dtype by name; one that torch does not know is refused before a model is loaded."""
         dtype = getattr(torch, self.dtype, None)
         if self.dtype != "auto" and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ValueError(f"unknown dtype {self.dtype!r}; choose auto, float32, bfloat16 or float16.")
+        self.device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self.in_memory is not None:
-            return str(self.in_memory.dtype).removeprefix("torch.")
-        automatic = "bfloat16" if device.type == "cuda" else "float32"
-        return automatic if self.dtype == "auto" else self.dtype
+            self.dtype = str(self.in_memory.dtype).removeprefix("torch.")
+        elif self.dtype == "auto":
+            self.dtype = "bfloat16" if self.device.type == "cuda" else "float32"
+        _ = self.config  # a name that is no model's is refused now, not after the tasks were read
 
     @property
     def in_memory(self) -> PreTrainedModel | None:
-        """The model, where it was given as one."""
         return self.model if isinstance(self.model, torch.nn.Module) else None
 
     @property
     def name(self) -> str:
-        """What a report calls the model."""
         return str(self.model) if self.in_memory is None else self.in_memory.name_or_path or "model in memory"
 
     @cached_property
     def config(self) -> Any:
-        """The model's configuration."""
         return self.in_memory.config if self.in_memory else of_the_model(AutoConfig, self.name, option="qsft eval")
 
     def about(self) -> dict[str, Any]:
@@ -127,10 +119,8 @@ class ModelUnderTest:
 
     def _identity(self) -> str:
         if self.in_memory is not None:
-            template = getattr(self.tokenizer, "chat_template", None)
-            return digest_json(
-                [weights_digest(self.in_memory.named_parameters()), config_digest(self.config), template]
-            )
+            weights, template = self.in_memory.named_parameters(), getattr(self.tokenizer, "chat_template", None)
+            return digest_json([weights_digest(weights), config_digest(self.config), template])
         if Path(self.name).is_dir():
             return model_directory_digest(Path(self.name))
         return f"{self.model}@{getattr(self.config, '_commit_hash', None)}"
@@ -146,8 +136,3 @@ def of_the_model(kind: Any, name: str, *, option: str, **how: Any) -> Any:
             f"({str(error).splitlines()[0]}). Check the path or the id; without a network give a local copy with "
             f"{option} DIR."
         ) from error
-
-
-def installed(module: str) -> bool:
-    """Whether a module is there to be imported."""
-    return module in sys.modules or importlib.util.find_spec(module) is not None

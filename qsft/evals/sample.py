@@ -127,7 +127,7 @@ class Batch:
 
     @property
     def unfinished(self) -> int:
-        """How many rows are still being decoded."""
+
         return int(self.tensors["running"].sum()) if self.rows else 0
 
     def takes(self, size: int) -> int:
@@ -137,7 +137,7 @@ class Batch:
         return size - unfinished if ready else 0
 
     def join(self, rows: Sequence[Request]) -> None:
-        """Take in rows, in the place of the finished ones."""
+
         self.drop_finished()
         cache, tensors = self._prefill(rows)
         if not self.rows:
@@ -186,10 +186,10 @@ class Batch:
         ended = (self.sampler.stops.among(tokens) | (now["steps"] >= now["limits"])) & now["running"]
         places = sorted({*ended.nonzero().flatten().tolist(), *self._at_a_stop_string()})
         now["running"][places] = False
-        finished = [self._generation(place) for place in places]
+        drawn = [(self.rows[place], self.written[place]) for place in places]
+        finished = [Generation(row.problem, row.sample, *self.sampler.stops.cut(ids), ids) for row, ids in drawn]
         if self.unfinished:
-            tokens = tokens[self.drop_finished(ROOM)]
-            self._advance(tokens)
+            self._advance(tokens[self.drop_finished(ROOM)])
         else:
             self.rows, self.written = [], []
         return finished
@@ -215,16 +215,12 @@ class Batch:
         self.tensors = {name: value[keep] for name, value in self.tensors.items()}
         kept = keep.tolist()
         self.rows, self.written = [self.rows[i] for i in kept], [self.written[i] for i in kept]
-        self._trim()
-        return keep
-
-    def _trim(self) -> None:
-        """Cut the columns that are padding in every row that is left."""
-        if _is_plain(self.cache):
+        if _is_plain(self.cache):  # columns that are padding in every row that is left
             start = int(self.tensors["mask"].any(dim=0).int().argmax())
             self.tensors["mask"] = self.tensors["mask"][:, start:]
             for layer in self.cache.layers:
                 layer.keys, layer.values = layer.keys[:, :, start:], layer.values[:, :, start:]
+        return keep
 
     def _advance(self, tokens: Int[Tensor, " B"]) -> None:
         """The logits after the tokens just written."""
@@ -239,10 +235,6 @@ class Batch:
             logits_to_keep=1,
         )
         now["logits"] = out.logits[:, -1]
-
-    def _generation(self, place: int) -> Generation:
-        request, ids = self.rows[place], self.written[place]
-        return Generation(request.problem, request.sample, *self.sampler.stops.cut(ids), ids)
 
 
 def _is_plain(cache: Any) -> bool:

@@ -37,7 +37,7 @@ for one in engine:
 
 
 def start_engine(model: str, dtype: str, tensor_parallel_size: int, options: Mapping[str, Any]) -> Any:
-    """vLLM's LLM over a model path or id; `options` are further arguments of its engine."""
+
     from vllm import LLM
 
     with _as_if_alone():
@@ -90,8 +90,8 @@ def _guard_engine() -> None:
     engine = [str(child.pid) for child in me.children(recursive=True)]
     if engine:
         command = [sys.executable, "-c", GUARD, str(me.pid), str(me.create_time()), *engine]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]
+        quiet = subprocess.DEVNULL
+        subprocess.Popen(command, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet)
 
 
 class VllmSampler:
@@ -132,8 +132,7 @@ class VllmSampler:
         from vllm.sampling_params import RequestOutputKind
 
         how = self.sampling
-        # vLLM takes seeds of 63 bits.
-        seed = row_key(how.seed, *request.key) & (2**63 - 1)
+        seed = row_key(how.seed, *request.key) & (2**63 - 1)  # vLLM takes 63 bits
         return SamplingParams(
             n=1,
             temperature=how.temperature,
@@ -154,9 +153,7 @@ class VllmSampler:
         """
         reason = completion.finish_reason
         if reason in ("abort", "error"):
-            raise RuntimeError(
-                f"vLLM ended problem {request.problem}, sample {request.sample} with {reason!r}. What was drawn before "
-                "is kept: rerun the command, and look into the engine's log above if it happens again."
-            )
+            what = f"vLLM ended problem {request.problem}, sample {request.sample} with {reason!r}"
+            raise RuntimeError(f"{what}; what was drawn is kept. Rerun the command; the engine's log above says more.")
         text, tokens, _ = self.stops.cut(completion.token_ids)
         return Generation(request.problem, request.sample, text, tokens, reason, completion.token_ids)

@@ -339,6 +339,6 @@ def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_pa
     ],
 )
 def test_bad_settings_are_refused(command, sum_directory, sum_file, tmp_path, words, message, monkeypatch):
-    monkeypatch.setattr("qsft.evals.model_under_test.installed", lambda module: False)
+    monkeypatch.setattr("qsft.evals.model_under_test.find_spec", lambda module: None)
     with pytest.raises(ValueError, match=message):
         command("eval", sum_directory, "--tasks", sum_file, "--output_dir", tmp_path, "--prompt", "plain", *words)

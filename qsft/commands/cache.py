@@ -87,7 +87,7 @@ def _build_options(args: argparse.Namespace, given: dict[str, Any]) -> Any:
         raise ValueError(f"{problem}. Name a RECIPE, or give --dataset_path, --teacher and --out.")
     from transformers import AutoTokenizer
 
-    from qsft.data.read import load_documents
+    from qsft.data.load import load_documents
     from qsft.teacher.capture import build_cache
 
     documents, teacher, out = (given.pop(name) for name in list(BUILD)[:3])

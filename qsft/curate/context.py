@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from qsft.curate.catalogue import Options
 from qsft.curate.exercises import Exercise, Kept, find_form, find_gold, pairs, read_exercises
-from qsft.data.read import column_names
+from qsft.data.load import column_names
 from qsft.data.sources import DataSettings, find_source
 from qsft.evals.model_under_test import ModelUnderTest
 from qsft.evals.protocol import Sampling

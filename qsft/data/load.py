@@ -8,22 +8,24 @@ not the template's turn end).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
 from qsft.data.prompts import CONVERSATIONS, PRESETS, document, render
-from qsft.data.read import one_of, read_rows, require_columns, require_trl_form
 from qsft.data.sources import DEFAULTS, SOURCES, DataSettings, Source, curated_form, find_source
 from qsft.files import write_text
 from qsft.fingerprints import digest_json
+from qsft.targets.did_you_mean import did_you_mean
 from qsft.targets.view import IGNORED
 
-MANIFEST = "data_manifest.json"
+# File ending → the loader of `datasets` that reads it.
+LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
+
 ROW = "__row__"  # column with the index into the source; taken out again before training
 
 
@@ -34,11 +36,8 @@ class TrainingData:
     dataset: Dataset
     manifest: dict[str, Any]
 
-    def write_manifest(self, directory: str | Path) -> Path:
-        """Write the record beside the run; its path."""
-        path = Path(directory) / MANIFEST
-        write_text(path, json.dumps(self.manifest, ensure_ascii=False) + "\n")
-        return path
+    def write_manifest(self, directory: str | Path) -> None:
+        write_text(Path(directory) / "data_manifest.json", json.dumps(self.manifest, ensure_ascii=False) + "\n")
 
 
 def load_training_data(
@@ -74,8 +73,20 @@ def load_training_data(
         choices |= {"max_row_tokens": settings.max_row_tokens, "max_length": max_length}
     rows = _sample(rows, settings, multiple_of, counts)
     ids = list(rows[ROW])  # indices into the source's split, and a digest to compare two runs by
-    made = {"rows": counts, "row_ids_digest": digest_json(ids), "row_ids": ids}
-    return TrainingData(rows.remove_columns(ROW), {**_origin(settings, source), **choices, **made})
+    manifest = {
+        "dataset": settings.dataset,
+        "from": settings.data_dir or (source.hub if source else "") or settings.dataset,
+        "config": settings.dataset_config,
+        "split": settings.dataset_split,
+        "revision": settings.dataset_revision,
+        "sample_rows": settings.sample_rows,
+        "sample_seed": settings.sample_seed if settings.sample_rows is not None else None,
+        **choices,
+        "rows": counts,
+        "row_ids_digest": digest_json(ids),
+        "row_ids": ids,
+    }
+    return TrainingData(rows.remove_columns(ROW), manifest)
 
 
 def refuse_unread(settings: DataSettings) -> None:
@@ -87,16 +98,14 @@ def refuse_unread(settings: DataSettings) -> None:
         said = ", ".join(f"{key}={getattr(settings, key)!r}" for key in unread)
         default = " ".join(f"--{key} {DEFAULTS[key] or 'null'}" for key in unread)
         raise ValueError(
-            f"{said} would do nothing: the data set {settings.dataset!r} is none of {', '.join(SOURCES)}, so TRL "
-            f"renders and cuts its rows as they are. Leave it out, or undo what the recipe says: {default}. Or name "
-            "its columns with --question_column and --response_column."
+            f"{said} would do nothing: {settings.dataset!r} is none of {', '.join(SOURCES)}, so TRL reads its rows as "
+            f"they are. Undo it ({default}), or name its columns with --question_column and --response_column."
         )
 
 
 def _documents(
     rows: Dataset, source: Source, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, num_proc: int | None
 ) -> tuple[Dataset, dict[str, Any]]:
-    """The demonstrations as documents, and the choices made."""
     response = one_of("response", settings.response or source.default_response, source.columns)
     remedy = "Name yours with --question_column and --response_column, or give a file that has these with --data_dir."
     require_columns(rows, source.columns[response], f"data set {source.name!r}", remedy)
@@ -135,7 +144,7 @@ def _encode(
 
 
 def _asked(tokenizer: PreTrainedTokenizerBase, prompt: str, question: str) -> str:
-    """The conversation up to the first response token."""
+
     return render(tokenizer, PRESETS[prompt].prompt(question))  # type: ignore[arg-type]
 
 
@@ -157,30 +166,105 @@ def _sample(rows: Dataset, settings: DataSettings, multiple_of: int, counts: dic
     """The first `sample_rows` of the shuffled rows (or all, in order), cut to a multiple of the global batch."""
     if settings.sample_rows is not None:
         if settings.sample_rows > len(rows):
-            raise ValueError(
-                f"sample_rows={settings.sample_rows}, but only {len(rows)} rows are left after filtering ({counts}). "
-                "Lower sample_rows, or raise max_row_tokens."
-            )
+            why = f"only {len(rows)} rows are left after filtering ({counts})"
+            raise ValueError(f"sample_rows={settings.sample_rows}, but {why}. Lower it, or raise max_row_tokens.")
         rows = rows.shuffle(seed=settings.sample_seed).select(range(settings.sample_rows))
         counts["sampled"] = len(rows)
     whole = len(rows) // multiple_of * multiple_of
     if not whole:
-        raise ValueError(
-            f"{len(rows)} rows are left ({counts}), fewer than one global batch of {multiple_of}. "
-            "Lower global_batch_size, or give more data."
-        )
-    counts["beyond the last whole batch"] = len(rows) - whole
-    counts["used"] = whole
+        why = f"{len(rows)} rows are left ({counts}), fewer than one global batch of {multiple_of}"
+        raise ValueError(f"{why}. Lower global_batch_size, or give more data.")
+    counts |= {"beyond the last whole batch": len(rows) - whole, "used": whole}
     return rows.select(range(whole))
 
 
-def _origin(settings: DataSettings, source: Source | None) -> dict[str, Any]:
-    return {
-        "dataset": settings.dataset,
-        "from": settings.data_dir or (source.hub if source else "") or settings.dataset,
-        "config": settings.dataset_config,
-        "split": settings.dataset_split,
-        "revision": settings.dataset_revision,
-        "sample_rows": settings.sample_rows,
-        "sample_seed": settings.sample_seed if settings.sample_rows is not None else None,
-    }
+# ---- rows, from the hub or from files ----
+
+
+def read_rows(where: DataSettings) -> Dataset:
+
+    name, source = where.dataset, find_source(where)
+    if name is None:
+        raise ValueError(f"no data set is given. Set `dataset` to {', '.join(SOURCES)}, a hub id or a local path.")
+    place = where.data_dir or (source.hub if source else "") or name
+    if Path(place).exists():
+        return _local(Path(place), where.dataset_split)
+    if where.data_dir:
+        raise FileNotFoundError(f"data_dir {place!r} does not exist. Give a file or directory with rows of {name!r}.")
+    try:
+        return load_dataset(place, where.dataset_config, split=where.dataset_split, revision=where.dataset_revision)
+    except OSError as error:  # no network, no such data set, no access: the hub's errors are all OSErrors
+        raise OSError(
+            f"the data set {place!r} could not be loaded from the hub ({type(error).__name__}: {error})."
+            f"{did_you_mean(name, SOURCES)} "
+            f"Without a network, give the same rows with --data_dir FILE_OR_DIRECTORY ({', '.join(LOADERS)})."
+        ) from error
+
+
+def load_documents(path: str) -> Dataset:
+    """The data set at `path` that is documents already: it must have input_ids and labels."""
+    if not Path(path).exists():
+        raise ValueError(f"{path} is not a data set: give a save_to_disk directory, a .parquet or a .jsonl file.")
+    rows = _local(Path(path), "train")
+    require_columns(rows, ("input_ids", "labels"), path, "For a chat data set use a recipe, which tokenises its rows.")
+    return rows
+
+
+def _local(path: Path, split: str) -> Dataset:
+    """Rows of one file, of a directory of files, or of a directory written by `save_to_disk`."""
+    if path.is_file():
+        if path.suffix not in LOADERS:
+            raise ValueError(f"cannot read {path}: its name should end in {', '.join(LOADERS)}.")
+        _require_train(path, split)
+        return load_dataset(LOADERS[path.suffix], data_files=str(path), split="train")
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        stored = load_from_disk(str(path))
+        if isinstance(stored, DatasetDict):
+            return stored[one_of("dataset_split", split, stored)]
+        _require_train(path, split)
+        return stored
+    return load_dataset(str(path), split=split)
+
+
+def _require_train(path: Path, split: str) -> None:
+    """Refuse another split of a place that has one only: its rows would be the training rows under another name."""
+    if split != "train":
+        raise ValueError(
+            f"{path} holds one split, train, so it has no split {split!r}. Leave dataset_split and eval_split out, or "
+            f"give a directory with a file for each, such as train.jsonl and {split}.jsonl."
+        )
+
+
+def require_columns(rows: Dataset, wanted: Iterable[str], what: str, remedy: str) -> None:
+    """Refuse rows that lack a column, naming the columns there are; `a.b` is field b of the struct column a."""
+    found = column_names(rows)
+    missing = [column for column in wanted if column not in found]
+    if missing:
+        lacks = f"{what} needs the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
+        raise ValueError(f"{lacks}, but the rows have {', '.join(found)}. {remedy}")
+
+
+def require_trl_form(rows: Dataset, name: str | None, text_column: str) -> None:
+    """Refuse rows in none of the forms that TRL reads, which would fail there with a bare KeyError."""
+    forms = [{"messages"}, {"conversations"}, {"prompt", "completion"}, {"input_ids"}, {text_column}]
+    if not any(form <= set(rows.column_names) for form in forms):
+        raise ValueError(
+            f"training cannot read {name!r} with the columns {', '.join(rows.column_names)}. It reads messages; prompt "
+            f"and completion; {text_column} (--dataset_text_field); input_ids and labels; two columns of your own "
+            f"(--question_column, --response_column); and a local copy of {', '.join(SOURCES)} with --data_dir FILE."
+        )
+
+
+def column_names(rows: Dataset) -> list[str]:
+    """Column names, with the fields of struct columns as column.field."""
+    names = []
+    for name, feature in rows.features.items():
+        names += [name, *(f"{name}.{key}" for key in feature)] if isinstance(feature, dict) else [name]
+    return names
+
+
+def one_of(key: str, value: str, choices: Iterable[str]) -> str:
+
+    if value not in set(choices):
+        raise ValueError(f"{key}={value!r} is not known here. Choose one of {', '.join(choices)}.")
+    return value

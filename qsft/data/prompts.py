@@ -49,15 +49,14 @@ CONVERSATIONS = [name for name, preset in PRESETS.items() if preset.chat]  # wha
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name."""
+
     if name not in PRESETS:
         raise ValueError(f"unknown prompt {name!r}.{did_you_mean(name, PRESETS)} Known: {', '.join(PRESETS)}.")
     return PRESETS[name]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """The token ids of a prompt: ids as they are, text with the tokenizer's special tokens (one BOS), messages as
-    `render` writes them."""
+    """Token ids of a prompt: ids as they are, text with special tokens (one BOS), messages as `render` writes them."""
     if isinstance(prompt, str):
         marked = bool(tokenizer.bos_token) and prompt.startswith(str(tokenizer.bos_token))
         return list(tokenizer(prompt, add_special_tokens=not marked)["input_ids"])
@@ -77,9 +76,8 @@ def render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message]) -> str:
     missing = [token for token in LLAMA3_HEADERS if token not in tokenizer.get_vocab()]
     if missing:
         raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no chat template, and no {missing[0]!r} token to write "
-            "Llama-3's header format with. Set `tokenizer.chat_template`, use a model whose tokenizer has one, or, to "
-            "evaluate, a prompt without turns (--prompt plain-boxed)."
+            f"the tokenizer {tokenizer.name_or_path!r} has no chat template, and no {missing[0]!r} for Llama-3's. Set "
+            "`tokenizer.chat_template`, or, to evaluate, use a prompt without turns (--prompt plain-boxed)."
         )
     start, end, stop = LLAMA3_HEADERS
     told = "".join(f"{start}{turn['role']}{end}\n\n{turn['content'].strip()}{stop}" for turn in written)
@@ -87,10 +85,10 @@ def render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message]) -> str:
 
 
 def response_ids(tokenizer: PreTrainedTokenizerBase, response: str) -> list[int]:
-    """The ids of a response and of the end token."""
+
     return [*tokenizer(response, add_special_tokens=False)["input_ids"], int(tokenizer.eos_token_id)]
 
 
 def document(prompt: Sequence[int], response: Sequence[int]) -> dict[str, list[int]]:
-    """input_ids and labels of a prompt and a response."""
+
     return {"input_ids": [*prompt, *response], "labels": [IGNORED] * len(prompt) + list(response)}

@@ -73,7 +73,6 @@ class Source:
 
     @property
     def default_response(self) -> str:
-        """The first choice of the setting `response`."""
         return next(iter(self.columns))
 
     def demonstration(self, row: Row, response: str) -> Demonstration | None:

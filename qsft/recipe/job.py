@@ -12,8 +12,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from qsft.data.load import TrainingData, load_training_data
-from qsft.data.read import one_of, read_rows
+from qsft.data.load import TrainingData, load_training_data, one_of, read_rows
 from qsft.evals.model_under_test import of_the_model
 from qsft.processes import world_size
 from qsft.recipe.keys import ORIGIN, RecipeSettings

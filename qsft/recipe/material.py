@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qsft.curate.catalogue import Options, find_method, settings_of
 from qsft.curate.curation import Material, curate
-from qsft.data.read import load_documents
+from qsft.data.load import load_documents
 from qsft.data.sources import find_source
 from qsft.processes import is_main, process_group
 from qsft.recipe.job import WORLDS, Job, configure

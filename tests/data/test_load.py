@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsft.data.load import load_training_data
-from qsft.data.read import load_documents
+from qsft.data.load import load_documents, load_training_data
 from qsft.data.sources import DataSettings
 from qsft.targets.view import IGNORED
 
@@ -202,7 +201,8 @@ def test_what_cannot_be_loaded_says_what_would(tiny_tokenizer, tmp_path):
 
 def test_manifest_is_written_beside_the_run(rows_file, tiny_tokenizer, tmp_path):
     data = load(tiny_tokenizer, rows_file("numina"), "numina", multiple_of=8)
-    written = json.loads(data.write_manifest(tmp_path / "run").read_text())
+    data.write_manifest(tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "data_manifest.json").read_text())
     assert written == data.manifest
     assert written["rows"]["used"] == len(written["row_ids"]) == 16
     assert written["end_token"] == "<|eos|>"

@@ -67,7 +67,7 @@ DRAWING = {  # of every method that draws responses: its further arguments
 
 
 def find_method(name: str) -> Callable[..., Any]:
-    """The method of that name."""
+
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} Known: {', '.join(METHODS)}.")
     return METHODS[name]
@@ -87,7 +87,7 @@ def settings_of(method: Callable[..., Any]) -> dict[str, Setting]:
 
 
 def summary(method: Callable[..., Any]) -> str:
-    """What a method does to a data set, in one line."""
+
     return str(inspect.getdoc(method)).splitlines()[0]
 
 
@@ -125,7 +125,7 @@ def method_parser(method: str) -> argparse.ArgumentParser:
 
 
 def true_or_false(word: str) -> bool:
-    """What a word of the command line says."""
+
     if word.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{word!r} is neither true nor false")
     return word.lower() == "true"

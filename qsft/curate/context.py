@@ -79,7 +79,7 @@ class CurationContext:
 
     @property
     def needs_gold(self) -> bool:
-        """Whether a problem without a gold answer cannot be verified."""
+
         return self.options.verifier is None and self.method not in UNVERIFIED
 
     @cached_property
@@ -100,11 +100,6 @@ class CurationContext:
             pair = partial(source.demonstration, response=settings.response or source.default_response)
             form = partial(pairs, tokenizer, pair, settings.prompt)
         return read_exercises(rows, form, gold)
-
-    def read(self, dataset: str) -> list[Exercise]:
-        """The exercises of another data set, by the name or path `dataset` would have in a recipe."""
-        assert self.material.other is not None
-        return self.exercises(*self.material.other(dataset))
 
     def record(self, settings: Mapping[str, Any], exercises: Sequence[Exercise]) -> dict[str, Any]:
         """What must be the same for a run to be continued."""
@@ -133,7 +128,7 @@ class CurationContext:
         return self._loaded
 
     def free(self) -> None:
-        """Give the model's memory back."""
+
         self._loaded = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -184,7 +179,7 @@ class CurationContext:
         return {exercise: [records[name, i] for i in range(n)] for name, exercise in by_id.items()}
 
     def tally(self, records: Sequence[Record]) -> None:
-        """Count responses by what became of them."""
+
         self.counts["responses"] += len(records)
         self.counts["generated tokens"] += sum(record["tokens"] for record in records)
         self.counts["right"] += sum(record["right"] for record in records)
@@ -206,15 +201,13 @@ class CurationContext:
 
     def refuse_empty(self, kept: Sequence[Any]) -> None:
         """Refuse a result without any right response: it would be an empty data set, or the one that came in."""
-        if kept:
-            return
-        raise ValueError(
-            f"the model never answered right: of {self.counts['responses']:,} responses none verified, and "
-            f"{self.counts['cut off']:,} were cut off at max_new_tokens or the context. They are in "
-            f"{self.ledger.directory}: see whether prompt, gold answers and verifier fit, raise n or max_new_tokens, "
-            f"or take a stronger model. Without a gold answer: {self.counts['without a gold answer']:,}; "
-            f"longer than the context of {self.positions}: {self.counts['longer than the context']:,}."
-        )
+        if not kept:
+            raise ValueError(
+                f"the model never answered right: of {self.counts['responses']:,} responses none verified, and "
+                f"{self.counts['cut off']:,} were cut off at max_new_tokens or the context. They are in "
+                f"{self.ledger.directory}: see whether prompt, gold answers and verifier fit, raise n or "
+                f"max_new_tokens, or take a stronger model. {dict(self.counts)}"
+            )
 
 
 def _record(one: Generation, exercise: Exercise, verdict: "Future[Any]") -> Record:

@@ -120,7 +120,7 @@ class Search:
         return [[*ids, *drawn.get(at, ())] for at, ids in enumerate(starts)]
 
     def ended(self, response: Sequence[int]) -> bool:
-        """Whether a response came to its end."""
+
         return bool(response) and response[-1] in self.sampler.stops.ids
 
     def right(self, exercise: "Exercise", responses: Sequence[Sequence[int]]) -> list[bool]:

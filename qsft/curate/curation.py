@@ -102,10 +102,12 @@ def agree(out: Path, record: Mapping[str, Any], group: Group, fresh: bool) -> No
             shutil.rmtree(out / name, ignore_errors=True)
         (out / MANIFEST).unlink(missing_ok=True)
     group.wait()
-    bound = holds_work(out)
+    records, left = (out / GENERATIONS).glob("*.jsonl"), out.iterdir() if out.is_dir() else ()
+    bound = (out / MANIFEST).is_file() or (out / ROUNDS).is_dir() or any(path.stat().st_size for path in records)
     if bound:
         refuse_change(out, record)
-    elif not fresh and out.is_dir() and any(not _is_ours(path) for path in out.iterdir()):
+    # A start that was killed before its first record leaves nothing but these.
+    elif not fresh and any(path.name not in (SETTINGS, GENERATIONS) and path.suffix != TEMPORARY for path in left):
         raise ValueError(f"{out} is not empty and is not a curated data set. Give another --out.")
     group.wait()  # nobody writes while another still looks
     if not bound and group.rank == 0:
@@ -113,19 +115,7 @@ def agree(out: Path, record: Mapping[str, Any], group: Group, fresh: bool) -> No
     group.wait()
 
 
-def holds_work(out: Path) -> bool:
-    """Whether something was computed here that other settings must not take for theirs."""
-    records = (out / GENERATIONS).glob("*.jsonl")
-    return (out / MANIFEST).is_file() or (out / ROUNDS).is_dir() or any(path.stat().st_size for path in records)
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a file or folder is what a start leaves that was killed before its first record."""
-    return path.name in (SETTINGS, GENERATIONS) or path.suffix == TEMPORARY
-
-
 def refuse_change(out: Path, new: Mapping[str, Any]) -> None:
-    """Refuse settings other than the recorded ones."""
     if not (out / SETTINGS).is_file():
         raise ValueError(f"{out} holds generations but no {SETTINGS} that says what made them. {REMEDY}")
     old = read_json(out / SETTINGS, REMEDY)
@@ -144,7 +134,7 @@ def write(out: Path, kept: Sequence[Kept], record: Mapping[str, Any]) -> None:
 
 
 def describe(kept: Sequence[Kept], exercises: Sequence[Exercise], counted: Counter[str]) -> dict[str, Any]:
-    """How much was drawn, verified and kept."""
+
     counts = {"problems": len(exercises), **counted, "rows": len(kept)}
     covered = {one.exercise.id for one in kept if one.origin != "demonstration"}
     rates = {"problems with a response by the method": len(covered) / len(exercises)}

@@ -56,7 +56,7 @@ class Exercise:
 
     @property
     def digest(self) -> str:
-        """What exercises with the same prompt share."""
+
         return self.id.partition("-")[0]
 
     @property
@@ -77,8 +77,7 @@ class Exercise:
         except Exception as error:
             raise ValueError(
                 f"the verifier raised {type(error).__name__}: {error} on the response {text[:200]!r} to "
-                f"{self.question[:200]!r} (gold {self.gold!r}). What was verified before is kept: fix the verifier "
-                "and rerun the command."
+                f"{self.question[:200]!r} (gold {self.gold!r}). Fix it and rerun the command, which continues."
             ) from error
 
 
@@ -90,7 +89,6 @@ class Kept(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Where its response is from: demonstration, sample, …"""
         return str(self.row["curated"])
 
 
@@ -227,8 +225,7 @@ def _answer(response: str) -> dict[str, str]:
 
 
 def find_gold(columns: Sequence[str], wanted: str | None) -> Callable[[Row, str | None], Any]:
-    """What finds a row's gold answer: `boxed`, module:function(row), a column (`a.b`: field b of the struct a), or None
-    for the first of the usual names."""
+    """What finds a row's gold answer: `boxed`, module:function(row), a column (a.b: a struct's field), None: usual."""
     if wanted == BOXED:
         return lambda row, response: extract(response) if response and "\\boxed" in response else None
     if wanted is not None and ":" in wanted:
@@ -238,9 +235,8 @@ def find_gold(columns: Sequence[str], wanted: str | None) -> Callable[[Row, str 
     if column is None:
         missing = f"no column {wanted!r}" if wanted else f"none of {', '.join(GOLDS)}"
         raise ValueError(
-            f"there is no gold answer to verify responses against: {missing} among the columns "
-            f"{', '.join(columns)}. Name it with --gold COLUMN, take the demonstration's last \\boxed{{}} with "
-            "--gold boxed, or bring a --verifier that needs none."
+            f"there is no gold answer to verify responses against: {missing} among the columns {', '.join(columns)}. "
+            "Give --gold COLUMN, --gold boxed (the demonstration's last box), or a --verifier that needs none."
         )
 
     def find(row: Row, response: str | None) -> Any:

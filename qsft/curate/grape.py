@@ -35,10 +35,10 @@ def grape(
     others = {name: _responses(context, name) for name in _names(datasets)}
     candidates = {p: candidates_of(p, _names(columns), others, originals) for p in exercises}
     if all(len(found) < 2 for found in candidates.values()):
-        raise ValueError(
-            "no prompt has two candidates to choose from. Name columns that hold candidates (--columns a,b, or one "
-            "list column) or data sets with responses to the same prompts (--datasets a.jsonl,b.jsonl)."
+        where = (
+            "columns or a list column (--columns a,b), or data sets with the same prompts (--datasets a.jsonl,b.jsonl)"
         )
+        raise ValueError(f"no prompt has two candidates to choose from. Name {where}.")
     kept = []
     for exercise, scores in score(candidates, context, normalise, batch_size).items():
         names = list(candidates[exercise])
@@ -124,8 +124,9 @@ def _named(name: str, value: str | Sequence[str] | None) -> Candidates:
 
 def _responses(context: "CurationContext", name: str) -> dict[str, list[str]]:
     """The responses of another data set by the prompt they answer."""
+    assert context.material.other is not None
     found: dict[str, list[str]] = {}
-    for exercise in context.read(name):
+    for exercise in context.exercises(*context.material.other(name)):
         if exercise.response:
             found.setdefault(exercise.digest, []).append(exercise.response)
     return found

@@ -1,13 +1,13 @@
 """RFT, self-distillation and STaR: demonstrations by the model itself, where its own samples verify.
 
-`how`: the settings of all methods that draw (catalogue.DRAWING).
+Two solutions with one reasoning path calculate the same; RFT keeps one of them, and of several paths the most different
+ones. `how`: the settings of all methods that draw (catalogue.DRAWING).
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
-
-from qsft.curate.reasoning import Path, most_different, reasoning_path
 
 if TYPE_CHECKING:
     from qsft.curate.context import CurationContext
@@ -24,6 +24,26 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 STARTS = ("base", "last")
+
+Path = tuple[str, ...]  # of reasoning: numbers, operators and variables in order, whatever words stand between
+
+_WRITINGS = (
+    (re.compile(r"\\(?:left|right|displaystyle|text|mathrm|quad|qquad|boxed|[,;:! ])|[$~]"), " "),
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"(\1)/(\2)"),
+    (re.compile(r"\\(?:times|cdot|ast)|[×·∗]"), "*"),
+    (re.compile(r"\\div|÷"), "/"),
+    (re.compile(r"[−–]"), "-"),
+    (re.compile(r"\*\*"), "^"),
+    (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
+)
+# A hyphen between words is no minus, and a lone letter is a variable only where it stands in a formula.
+_TOKEN = re.compile(
+    r"\d+(?:\.\d+)?"
+    r"|[-+*/^<>](?=\s*(?:[\d(\\.]|[a-zA-Z](?![a-zA-Z])))"
+    r"|(?<![a-zA-Z\\])[a-zA-Z](?=\s*[-+*/^<>=)])(?![a-zA-Z])"
+    r"|(?<=[-+*/^<>=(\d])[a-zA-Z](?![a-zA-Z])"
+    r"|(?<=[-+*/^<>=(\d]\s)[a-zA-Z](?=\s*(?:[-+*/^<>=),.]|$))"
+)
 
 
 def rft(
@@ -163,18 +183,38 @@ def right_texts(records: "Iterable[Record]") -> list[str]:
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
-    r"""The template with its {places} filled, in one pass; braces of LaTeX are left alone.
-
-    >>> fill(r"{question} \boxed{}", {"question": "{gold}?", "gold": 4})
-    '{gold}? \\boxed{}'
-    """
+    """The template with its {places} filled, in one pass; braces of LaTeX are left alone."""
     return re.sub(r"\{(\w+)\}", lambda place: str(values.get(place[1], place[0])), template)
 
 
 def require_places(name: str, template: str, places: Iterable[str]) -> None:
-    """Refuse a template that lacks a place."""
-    absent = [place for place in places if f"{{{place}}}" not in template]
-    if absent:
-        raise ValueError(
-            f"--{name} {template!r} has no {{{absent[0]}}}, so the model would not be told the {absent[0]}."
-        )
+    for place in places:
+        if f"{{{place}}}" not in template:
+            raise ValueError(f"--{name} {template!r} has no {{{place}}}, so the model would not be told the {place}.")
+
+
+# ---- reasoning paths ----
+
+
+def reasoning_path(text: str) -> Path:
+    """The path of a solution; writings of one number or operator are one."""
+    for writing, plain in _WRITINGS:
+        text = writing.sub(plain, text)
+    tokens = _TOKEN.findall(text)
+    return tuple(str(Fraction(token)) if token[0].isdigit() else token for token in tokens)  # 3.50 is 3.5
+
+
+def distance(a: Path, b: Path) -> float:
+    """How different two paths are, 0 to 1: the share of neighbouring pairs that only one of them has (Jaccard)."""
+    pairs = [set(zip(("", *path), (*path, ""))) for path in (a, b)]
+    return 1 - len(pairs[0] & pairs[1]) / len(pairs[0] | pairs[1])
+
+
+def most_different(paths: Sequence[Path], count: int, taken: Sequence[Path] = ()) -> list[Path]:
+    """`count` of different paths, each next one the farthest from all chosen and `taken` before; ties to the first."""
+    left, chosen = list(paths), list[Path]()
+    while left and len(chosen) < count:
+        best = max(left, key=lambda one: min((distance(one, other) for other in (*taken, *chosen)), default=0.0))
+        left.remove(best)
+        chosen.append(best)
+    return [path for path in paths if path in chosen]

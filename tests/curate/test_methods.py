@@ -9,8 +9,7 @@ from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 from qsft.curate.context import Material
 from qsft.curate.critical import Search, critical
 from qsft.curate.grape import grape
-from qsft.curate.own_words import rft, self_distill, star
-from qsft.curate.reasoning import reasoning_path
+from qsft.curate.own_words import reasoning_path, rft, self_distill, star
 from qsft.evals.request import Generation
 
 LENGTH = 14

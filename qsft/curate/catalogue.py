@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from qsft.curate.critical import critical
-from qsft.curate.grape import grape
+from qsft.curate.likely import critical, grape
 from qsft.curate.own_words import rft, self_distill, star
 from qsft.targets.did_you_mean import did_you_mean
 
@@ -67,7 +66,6 @@ DRAWING = {  # of every method that draws responses: its further arguments
 
 
 def find_method(name: str) -> Callable[..., Any]:
-
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} Known: {', '.join(METHODS)}.")
     return METHODS[name]
@@ -87,7 +85,6 @@ def settings_of(method: Callable[..., Any]) -> dict[str, Setting]:
 
 
 def summary(method: Callable[..., Any]) -> str:
-
     return str(inspect.getdoc(method)).splitlines()[0]
 
 
@@ -125,7 +122,6 @@ def method_parser(method: str) -> argparse.ArgumentParser:
 
 
 def true_or_false(word: str) -> bool:
-
     if word.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{word!r} is neither true nor false")
     return word.lower() == "true"

@@ -79,7 +79,6 @@ class CurationContext:
 
     @property
     def needs_gold(self) -> bool:
-
         return self.options.verifier is None and self.method not in UNVERIFIED
 
     @cached_property
@@ -128,7 +127,6 @@ class CurationContext:
         return self._loaded
 
     def free(self) -> None:
-
         self._loaded = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -179,7 +177,6 @@ class CurationContext:
         return {exercise: [records[name, i] for i in range(n)] for name, exercise in by_id.items()}
 
     def tally(self, records: Sequence[Record]) -> None:
-
         self.counts["responses"] += len(records)
         self.counts["generated tokens"] += sum(record["tokens"] for record in records)
         self.counts["right"] += sum(record["right"] for record in records)

@@ -134,7 +134,6 @@ def write(out: Path, kept: Sequence[Kept], record: Mapping[str, Any]) -> None:
 
 
 def describe(kept: Sequence[Kept], exercises: Sequence[Exercise], counted: Counter[str]) -> dict[str, Any]:
-
     counts = {"problems": len(exercises), **counted, "rows": len(kept)}
     covered = {one.exercise.id for one in kept if one.origin != "demonstration"}
     rates = {"problems with a response by the method": len(covered) / len(exercises)}

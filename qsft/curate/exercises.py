@@ -56,7 +56,6 @@ class Exercise:
 
     @property
     def digest(self) -> str:
-
         return self.id.partition("-")[0]
 
     @property

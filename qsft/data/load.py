@@ -144,7 +144,6 @@ def _encode(
 
 
 def _asked(tokenizer: PreTrainedTokenizerBase, prompt: str, question: str) -> str:
-
     return render(tokenizer, PRESETS[prompt].prompt(question))  # type: ignore[arg-type]
 
 
@@ -182,7 +181,6 @@ def _sample(rows: Dataset, settings: DataSettings, multiple_of: int, counts: dic
 
 
 def read_rows(where: DataSettings) -> Dataset:
-
     name, source = where.dataset, find_source(where)
     if name is None:
         raise ValueError(f"no data set is given. Set `dataset` to {', '.join(SOURCES)}, a hub id or a local path.")
@@ -264,7 +262,6 @@ def column_names(rows: Dataset) -> list[str]:
 
 
 def one_of(key: str, value: str, choices: Iterable[str]) -> str:
-
     if value not in set(choices):
         raise ValueError(f"{key}={value!r} is not known here. Choose one of {', '.join(choices)}.")
     return value

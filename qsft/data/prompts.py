@@ -49,7 +49,6 @@ CONVERSATIONS = [name for name, preset in PRESETS.items() if preset.chat]  # wha
 
 
 def find_preset(name: str) -> Preset:
-
     if name not in PRESETS:
         raise ValueError(f"unknown prompt {name!r}.{did_you_mean(name, PRESETS)} Known: {', '.join(PRESETS)}.")
     return PRESETS[name]
@@ -85,10 +84,8 @@ def render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message]) -> str:
 
 
 def response_ids(tokenizer: PreTrainedTokenizerBase, response: str) -> list[int]:
-
     return [*tokenizer(response, add_special_tokens=False)["input_ids"], int(tokenizer.eos_token_id)]
 
 
 def document(prompt: Sequence[int], response: Sequence[int]) -> dict[str, list[int]]:
-
     return {"input_ids": [*prompt, *response], "labels": [IGNORED] * len(prompt) + list(response)}

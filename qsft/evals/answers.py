@@ -37,7 +37,6 @@ _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[a-zA-Z])
 
 
 def grade_math(prediction: str, gold: Gold) -> Grade:
-
     answer = extract(prediction)
     return Grade(correct=False) if answer is None else grade_answer(answer, gold)
 
@@ -209,7 +208,6 @@ def _parse(text: str) -> list[Any]:
 
 
 def _number(answer: str) -> float | None:
-
     exact = exact_number(answer)
     if exact is not None:
         return _float(exact)

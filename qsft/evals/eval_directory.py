@@ -96,11 +96,9 @@ class EvalDirectory:
         return [_generation(record) for record in self.generations.settle(run.name, run.keys)]
 
     def _made_by(self, run: TaskRun) -> dict[str, str]:
-
         return run.digests(self.settings()[run.name]["made_by"])
 
     def write_result(self, result: Result) -> None:
-
         pairs = zip(result.generations, result.grades, strict=True)
         grades = ({"problem": one.problem, "sample": one.sample, **asdict(grade)} for one, grade in pairs)
         for name, rows in (("grades", grades), ("problems", map(asdict, result.problems))):
@@ -137,7 +135,6 @@ def read_result(directory: Path, task: str, reading: str | None = None) -> Resul
 
 
 def _read(path: Path, remedy: str) -> list[Record]:
-
     rows = list(read_lines(path, remedy=remedy)) if path.is_file() else []
     for number, row in enumerate(rows, start=1):
         if not is_whole(row):

@@ -33,7 +33,6 @@ MOST_KNOWN = 100_000  # grades remembered
 
 @lru_cache(maxsize=1)
 def single_judge() -> "Judges":
-
     return Judges(1)
 
 

@@ -100,7 +100,6 @@ class Report(Findings):
         return list(dict.fromkeys(notes))  # each once
 
     def figures(self) -> list[tuple[Any, str]]:
-
         tasks = self.summary["tasks"]
         figures = [
             (accuracy_figure(tasks), "Accuracy with 95 % intervals"),
@@ -122,7 +121,6 @@ def make_report(
     notes: Mapping[str, list[str]],
     left_out: Mapping[str, str] | None = None,
 ) -> Report:
-
     tasks = {one.task: {**task_numbers(one), "notes": notes.get(one.task, [])} for one in results}
     macro = {
         name: asdict(macro_average([values(one.per_problem(lenient=lenient)) for one in results]))
@@ -146,7 +144,6 @@ def with_interval(estimate: Mapping[str, float]) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-
     return "–" if share is None or share != share else f"{100 * share:.{digits}f}"
 
 
@@ -155,7 +152,6 @@ def paragraphs(lines: Sequence[str]) -> str:
 
 
 def plot(traces: Iterable[Mapping[str, Any]], x: str = "", y: str = "", **layout: Any) -> Any:
-
     import plotly.graph_objects as go
 
     return go.Figure([go.Scatter(**trace) for trace in traces], go.Layout(xaxis_title=x, yaxis_title=y, **layout))
@@ -196,7 +192,6 @@ def length_figure(results: Sequence[Result]) -> Any:
 
 
 def pass_figure(tasks: Mapping[str, Any]) -> Any:
-
     ladders = {name: {int(k): 100 * share for k, share in task["pass_at"].items()} for name, task in tasks.items()}
     traces = [{"x": list(one), "y": list(one.values()), "name": name} for name, one in ladders.items()]
     ks = sorted({k for one in ladders.values() for k in one})

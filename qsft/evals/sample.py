@@ -127,7 +127,6 @@ class Batch:
 
     @property
     def unfinished(self) -> int:
-
         return int(self.tensors["running"].sum()) if self.rows else 0
 
     def takes(self, size: int) -> int:
@@ -137,7 +136,6 @@ class Batch:
         return size - unfinished if ready else 0
 
     def join(self, rows: Sequence[Request]) -> None:
-
         self.drop_finished()
         cache, tensors = self._prefill(rows)
         if not self.rows:

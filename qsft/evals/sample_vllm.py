@@ -37,7 +37,6 @@ for one in engine:
 
 
 def start_engine(model: str, dtype: str, tensor_parallel_size: int, options: Mapping[str, Any]) -> Any:
-
     from vllm import LLM
 
     with _as_if_alone():

@@ -37,7 +37,6 @@ class TaskRun:
 
     @cached_property
     def prompts(self) -> dict[str, Prompt]:
-
         preset = find_preset(self.protocol.prompt)
         ask = self.task.prompt or (lambda problem: preset.prompt(problem.question, problem.options))
         return {problem.id: ask(problem) for problem in self.problems}
@@ -123,7 +122,6 @@ class Grading:
         future.add_done_callback(self._done.append)
 
     def grades(self) -> list[tuple[Key, Grade]]:
-
         return [(key, future.result()) for key, future in self._futures.items()]
 
     def so_far(self) -> str:

@@ -15,8 +15,8 @@ import numpy as np
 
 from qsft import page
 from qsft.evals import stats
+from qsft.evals.comparison import Published, paper, published_setting
 from qsft.evals.eval_directory import graded_tasks, read_result
-from qsft.evals.published import Published, paper, published_setting
 from qsft.evals.report import paragraphs, percent, plot, points_with_intervals, with_interval
 from qsft.evals.report import to_markdown as tables_to_markdown
 from qsft.files import read_json, shown, write_json, write_text

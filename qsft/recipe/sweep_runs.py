@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qsft.evals.comparison import compare
+from qsft.evals.comparison import compare, published_setting
 from qsft.evals.eval_directory import graded_tasks
-from qsft.evals.published import published_setting
 from qsft.files import read_json, shown, write_json
 from qsft.recipe.keys import read_word
 from qsft.recipe.recipe_file import read_recipe, run_name

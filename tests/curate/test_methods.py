@@ -7,8 +7,7 @@ import torch
 from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 
 from qsft.curate.context import Material
-from qsft.curate.critical import Search, critical
-from qsft.curate.grape import grape
+from qsft.curate.likely import Search, critical, grape
 from qsft.curate.own_words import reasoning_path, rft, self_distill, star
 from qsft.evals.request import Generation
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from qsft.evals.published import paper, published_setting, read_published
+from qsft.evals.comparison import paper, published_setting, read_published
 from qsft.evals.tasks import GROUPS
 from qsft.recipe.recipe_file import packaged_recipes
 from qsft.targets.zoo import make_target

@@ -21,8 +21,7 @@ from qsft.curate.exercises import Exercise, Kept, find_form, find_gold, pairs, r
 from qsft.data.load import column_names
 from qsft.data.sources import DataSettings, find_source
 from qsft.evals.model_under_test import ModelUnderTest
-from qsft.evals.protocol import Sampling
-from qsft.evals.request import Generation, Request, context_of
+from qsft.evals.protocol import Generation, Request, Sampling, context_of
 from qsft.fingerprints import digest_json
 from qsft.ledger import Key, Ledger, Record
 from qsft.progress import Progress

@@ -233,7 +233,7 @@ class Search:
 
     def grow(self, exercise: "Exercise", starts: Sequence[list[int]]) -> list[list[int]]:
         """The responses that begin so, continued greedily to their end, or as far as there is room."""
-        from qsft.evals.request import Request
+        from qsft.evals.protocol import Request
 
         longest = self.sampler.sampling.max_new_tokens
         if self.context.positions is not None:

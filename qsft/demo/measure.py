@@ -18,8 +18,7 @@ from qsft.demo import world
 from qsft.demo.world import ADDING, EQUALS, IDS, MULTIPLYING, NUMBERS, OPERATIONS, STEPS, ClockProblem, encode
 from qsft.evals.evaluate import evaluate
 from qsft.evals.grade import Grade
-from qsft.evals.protocol import Protocol
-from qsft.evals.request import Generation
+from qsft.evals.protocol import Generation, Protocol
 from qsft.evals.tasks import Problem, Task
 from qsft.losses.self_check import evaluating
 from qsft.progress import Progress

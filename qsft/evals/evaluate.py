@@ -12,14 +12,12 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qsft.evals.eval_directory import EvalDirectory
+from qsft.evals.eval_directory import EvalDirectory, Grading, TaskRun
 from qsft.evals.grade import Grade
 from qsft.evals.judge import Judges
 from qsft.evals.model_under_test import ModelUnderTest
-from qsft.evals.protocol import Protocol, find_protocol
+from qsft.evals.protocol import Protocol, Request, find_protocol
 from qsft.evals.report import Report, make_report
-from qsft.evals.request import Request
-from qsft.evals.task_run import Grading, TaskRun
 from qsft.evals.tasks import Wanted, find_tasks, listed, load_problems
 from qsft.files import read_json, shown
 from qsft.ledger import Key

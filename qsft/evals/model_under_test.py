@@ -11,8 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from qsft.data.prompts import Prompt, encode
-from qsft.evals.protocol import Sampling
-from qsft.evals.request import context_of
+from qsft.evals.protocol import Sampling, context_of
 from qsft.evals.sample import Sampler
 from qsft.fingerprints import config_digest, digest_json, model_directory_digest, weights_digest
 

@@ -19,8 +19,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicLayer
 
-from qsft.evals.protocol import Sampling
-from qsft.evals.request import TEXT_CHECK, Generation, Request, Stops, context_of, plan, row_key
+from qsft.evals.protocol import TEXT_CHECK, Generation, Request, Sampling, Stops, context_of, plan, row_key
 from qsft.losses.self_check import evaluating
 
 MOST_ROWS = 512

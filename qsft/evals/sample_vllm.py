@@ -16,8 +16,7 @@ from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
-from qsft.evals.protocol import Sampling
-from qsft.evals.request import Generation, Request, Stops, plan, row_key
+from qsft.evals.protocol import Generation, Request, Sampling, Stops, plan, row_key
 from qsft.processes import world_size
 
 IN_FLIGHT = 4096  # requests in the engine at once: enough to keep it busy, few enough to hold

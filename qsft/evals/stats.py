@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsft.evals.grade import Grade
-from qsft.evals.request import Generation
+from qsft.evals.protocol import Generation
 from qsft.evals.tasks import Problem
 
 Scores = NDArray[np.float64]

@@ -15,7 +15,7 @@ from typing import Any
 
 from qsft.data.prompts import Prompt
 from qsft.evals.grade import Gold, Grade, last_boxed
-from qsft.evals.request import Generation
+from qsft.evals.protocol import Generation
 from qsft.files import read_lines, shown
 from qsft.ledger import check_stage
 from qsft.targets.did_you_mean import did_you_mean

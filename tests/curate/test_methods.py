@@ -9,7 +9,7 @@ from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 from qsft.curate.context import Material
 from qsft.curate.likely import Search, critical, grape
 from qsft.curate.own_words import reasoning_path, rft, self_distill, star
-from qsft.evals.request import Generation
+from qsft.evals.protocol import Generation
 
 LENGTH = 14
 KNOWN = [one for one in SUMS if one not in UNKNOWN]

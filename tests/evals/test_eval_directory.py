@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from qsft.evals.eval_directory import EvalDirectory, read_result
+from qsft.evals.eval_directory import EvalDirectory, TaskRun, read_result
 from qsft.evals.grade import Grade
-from qsft.evals.protocol import Protocol
-from qsft.evals.request import Generation
+from qsft.evals.protocol import Generation, Protocol
 from qsft.evals.stats import Result
-from qsft.evals.task_run import TaskRun
 from qsft.evals.tasks import Problem, Task
 
 ROWS = [Generation(problem, sample, f"text {sample} é\n", 3, "stop") for problem in "ab" for sample in range(2)]

@@ -5,8 +5,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from qsft.evals.protocol import Sampling
-from qsft.evals.request import Request, Stops, row_key
+from qsft.evals.protocol import Request, Sampling, Stops, row_key
 from qsft.evals.sample import Sampler, gumbel
 
 

@@ -8,8 +8,8 @@ import pytest
 from qsft.cli import main
 from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.grade import Grade
+from qsft.evals.protocol import Generation
 from qsft.evals.report import make_report
-from qsft.evals.request import Generation
 from qsft.evals.stats import Result
 from qsft.recipe.overview import overview
 

@@ -13,8 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qsft.evals.model_under_test import ModelUnderTest
-from qsft.evals.protocol import Sampling
-from qsft.evals.request import Request
+from qsft.evals.protocol import Request, Sampling
 from qsft.evals.sample import Sampler
 from qsft.evals.sample_vllm import engine_options
 

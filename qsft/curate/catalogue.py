@@ -46,8 +46,7 @@ class Options:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":
         """The options among values that hold others too; None is the default."""
-        given = {item.name: values.get(item.name) for item in fields(cls)}
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        return cls(**{item.name: values[item.name] for item in fields(cls) if values.get(item.name) is not None})
 
 
 class Setting(NamedTuple):
@@ -102,7 +101,6 @@ def check_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def method_parser(method: str) -> argparse.ArgumentParser:
-    """The options of `qsft curate METHOD`: where, the method's own settings, and how it is run."""
     parser = argparse.ArgumentParser(
         prog=f"qsft curate {method}",
         usage=f"qsft curate {method} [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]",

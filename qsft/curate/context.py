@@ -86,7 +86,6 @@ class CurationContext:
         return context_of(self.load().config)
 
     def exercises(self, rows: Dataset, settings: DataSettings) -> list[Exercise]:
-        """Rows as exercises, each with its gold answer where one is needed."""
         source, tokenizer, options = find_source(settings), self.material.tokenizer, self.options
         gold: Callable[[Any, str | None], Any] = lambda row, response: None  # noqa: E731
         if self.needs_gold or self.method == "star":
@@ -99,8 +98,11 @@ class CurationContext:
             form = partial(pairs, tokenizer, pair, settings.prompt)
         return read_exercises(rows, form, gold)
 
+    def read(self, dataset: str) -> list[Exercise]:
+        assert self.material.other is not None
+        return self.exercises(*self.material.other(dataset))
+
     def record(self, settings: Mapping[str, Any], exercises: Sequence[Exercise]) -> dict[str, Any]:
-        """What must be the same for a run to be continued."""
         model, data, method = self.load(), self.material.settings, self.method
         return {
             "method": method,
@@ -131,7 +133,6 @@ class CurationContext:
         torch.cuda.empty_cache()
 
     def sampler(self, model: str | None = None, **how: Any) -> Any:
-        """The evaluator's sampler of the model, or of the one at a path."""
         with whole_in_every_process():  # each process draws by itself, though training may shard the model
             return self.load(model).sampler(Sampling(**how))
 

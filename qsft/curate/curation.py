@@ -77,7 +77,6 @@ def verifier(name: str | None) -> Iterator[Callable[[str, Exercise], "Future[Any
 
 
 def train_round(context: CurationContext, rounds: Path, kept: Sequence[Kept], start: str | None, number: int) -> str:
-    """The model of a next round: `start` (or the material's model) trained on the rows."""
     material, group, directory = context.material, context.ledger.group, rounds / str(number)
     trained, done = directory / "model", directory / "done.json"
     if done.is_file():

@@ -3,7 +3,6 @@
 What is written has the form of what was read, so it trains as that would have.
 """
 
-import importlib
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -70,7 +70,6 @@ class Exercise:
         return Kept(self, {**self.own, **changed, **columns, "curated": origin})
 
     def decide(self, verdict: "Future[Any]", text: str) -> bool:
-        """The verdict on a response as true or false, once it is there."""
         try:
             return bool(verdict.result())
         except Exception as error:
@@ -207,7 +206,6 @@ def find_form(
 
 
 def _last_question(tokenizer: Tokenizer, turns: Sequence[Mapping[str, str]]) -> tuple[str, Ask]:
-    """The last user turn, and what asks another question in its place."""
     last = max((at for at, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
 
     def ask(question: str) -> list[int]:
@@ -247,13 +245,11 @@ def find_gold(columns: Sequence[str], wanted: str | None) -> Callable[[Row, str 
 
 def load_function(option: str, name: str) -> Callable[..., Any]:
     """The function that `module:function` names; the current directory is searched too."""
-    module, colon, attribute = name.partition(":")
-    if not colon or not attribute:
+    if not re.fullmatch(r"[\w.]+:[\w.]+", name):
         raise ValueError(f"{option} {name!r} is not module:function, such as checks:is_right for checks.py here.")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{option} {name!r} cannot be loaded: {error}.") from error
-    return found  # type: ignore[no-any-return]

@@ -126,10 +126,8 @@ def _named(name: str, value: str | Sequence[str] | None) -> Candidates:
 
 
 def _responses(context: "CurationContext", name: str) -> dict[str, list[str]]:
-    """The responses of another data set by the prompt they answer."""
-    assert context.material.other is not None
     found: dict[str, list[str]] = {}
-    for exercise in context.exercises(*context.material.other(name)):
+    for exercise in context.read(name):
         if exercise.response:
             found.setdefault(exercise.digest, []).append(exercise.response)
     return found

@@ -200,7 +200,6 @@ def read_rows(where: DataSettings) -> Dataset:
 
 
 def load_documents(path: str) -> Dataset:
-    """The data set at `path` that is documents already: it must have input_ids and labels."""
     if not Path(path).exists():
         raise ValueError(f"{path} is not a data set: give a save_to_disk directory, a .parquet or a .jsonl file.")
     rows = _local(Path(path), "train")
@@ -209,7 +208,6 @@ def load_documents(path: str) -> Dataset:
 
 
 def _local(path: Path, split: str) -> Dataset:
-    """Rows of one file, of a directory of files, or of a directory written by `save_to_disk`."""
     if path.is_file():
         if path.suffix not in LOADERS:
             raise ValueError(f"cannot read {path}: its name should end in {', '.join(LOADERS)}.")

@@ -18,7 +18,6 @@ Reader = Callable[[Row, str], Demonstration | None]
 
 
 def key(default: Any, text: str, **more: Any) -> Any:
-    """A field of a settings class that is a key of recipes, with its help."""
     return field(default=default, metadata={"help": text, **more})
 
 

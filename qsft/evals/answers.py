@@ -153,7 +153,7 @@ def split_answers(text: str) -> list[str]:
 
 def _same_set(golds: Sequence[str], answers: Sequence[str]) -> bool:
     """Whether every answer is one of the golds and every gold is given; a repeated root is the same set."""
-    golds, left = _distinct(golds), _distinct(answers)
+    golds, left = (list({plain(one): one for one in some}.values()) for some in (golds, answers))
     if len(golds) != len(left):
         return False
     for gold in golds:
@@ -162,10 +162,6 @@ def _same_set(golds: Sequence[str], answers: Sequence[str]) -> bool:
             return False
         left.remove(match)
     return True
-
-
-def _distinct(answers: Sequence[str]) -> list[str]:
-    return list({plain(one): one for one in answers}.values())
 
 
 def _other_integers(gold: str, answer: str) -> bool:

@@ -76,7 +76,6 @@ class Comparison(Findings):
         return figures
 
     def write(self, directory: str | Path) -> Path:
-        """Write comparison.json, comparison.md and comparison.html; the page's path."""
         stem, title = Path(directory) / "comparison", f"Comparison with {self.summary['baseline']}"
         return self.write_files(stem, stem.with_suffix(".html"), title, self.results)
 
@@ -129,7 +128,6 @@ def compare(
 
 
 def run_names(runs: Sequence[str | Path]) -> list[str]:
-    """Short names of runs: the parts of their paths that tell them apart."""
     parts = [Path(run).resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(one[-depth:]) for one in parts]
@@ -181,7 +179,6 @@ def difference_figure(summary: Mapping[str, Any]) -> Any:
 
 
 def lengths_figure(summary: Mapping[str, Any]) -> Any:
-    """Macro accuracy over the length of responses, one point per run, with the band of the middle half."""
     traces = []
     for name, one in summary["lengths"].items():
         if one:

@@ -54,7 +54,6 @@ class TaskRun:
 
     @property
     def keys(self) -> list[Key]:
-        """What the finished task consists of, in order."""
         return [(problem.id, sample) for problem in self.problems for sample in range(self.protocol.n)]
 
     def record(self, first: int | None = None) -> dict[str, Any]:
@@ -136,7 +135,6 @@ class Grading:
         return [(key, future.result()) for key, future in self._futures.items()]
 
     def so_far(self) -> str:
-        """The accuracy of what is graded by now, and of how many that is."""
         while self._done:
             self._right += self._done.popleft().result().correct
             self._graded += 1

@@ -105,7 +105,10 @@ def boxes(text: str) -> list[Box]:
         while inside + 1 < len(opened) and opened[inside + 1][0] < stop:
             inside += 1
         _, begin, end = opened[inside]
-        found.append((start, stop, _unclosed(text[begin:stop]) if end is None else text[begin:end].strip()))
+        content = text[begin:end].strip() if end is not None else text[begin:stop].rstrip(" .$")
+        if end is None:
+            content += "}" * max(0, content.count("{") - content.count("}"))
+        found.append((start, stop, content))
         at = inside + 1
     return found
 
@@ -127,16 +130,10 @@ def _box_spans(text: str) -> list[tuple[int, int, int | None]]:
     return spans
 
 
-def _unclosed(content: str) -> str:
-    content = content.rstrip(" .$")
-    return content + "}" * max(0, content.count("{") - content.count("}"))
-
-
 # ---- multiple choice ----
 
 
 def grade_choice(prediction: str, gold: str, options: Options, rule: str) -> Grade:
-    """The grade of a multiple-choice response under a rule, with every rule's reading; gold is a letter."""
     first, last = paper_matches(prediction, options)
     choices = {"boxed": by_box(prediction, options), "first": first, "last": last}
     return read_as(Grade(correct=False, choices=choices), "boxed" if rule == "boxed" else "last", gold)

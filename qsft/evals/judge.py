@@ -65,7 +65,6 @@ class Judges:
     def submit(
         self, prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None
     ) -> "Future[Grade]":
-        """A future Grade of one response; arguments as in `grade`."""
         if options:
             choice = {"options": dict(options), "rule": find_rule(rule or "boxed")}
             return self._grade(json.dumps({"prediction": prediction, "gold": gold, **choice}))
@@ -185,7 +184,6 @@ def in_canonical_form(graded: Grade, seconds: float) -> Grade:
 
 
 def main() -> None:
-    """Grade lines of stdin until it closes."""
 
     def out_of_time(*_: object) -> None:
         raise OutOfTime

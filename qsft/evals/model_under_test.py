@@ -48,10 +48,8 @@ class ModelUnderTest:
             served = self.in_memory is None and not Path(str(self.model), "adapter_config.json").is_file()
             self.backend = "vllm" if served and installed and torch.cuda.is_available() else "transformers"
         if self.backend == "vllm" and self.processes > 1 and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"{self.processes} processes have an engine and a GPU each, which leaves none for "
-                f"--tensor_parallel_size {self.tensor_parallel_size}. Start one process, or leave the option out."
-            )
+            sizes = f"{self.processes} processes, which have a GPU each, leave none for --tensor_parallel_size"
+            raise ValueError(f"{sizes} {self.tensor_parallel_size}. Start one process, or leave the option out.")
         if self.backend != "vllm" and (self.engine or not self.seed_requests):
             raise ValueError("--engine and --no_request_seeds are vLLM's. Leave them out, or set --backend vllm.")
         if self.backend == "vllm" and not installed:
@@ -93,7 +91,6 @@ class ModelUnderTest:
         return {"model": self._identity(), "backend": self.backend, "dtype": self.dtype, **unseeded}
 
     def sampler(self, sampling: Sampling) -> "Sampler | VllmSampler":
-        """A sampler of the model, which is loaded on the first call."""
         if self.backend == "vllm":
             from qsft.evals.sample_vllm import VllmSampler, start_engine
 

@@ -54,7 +54,6 @@ class Protocol(Sampling):
     rule: str = "boxed"
 
     def record(self) -> dict[str, Any]:
-        """JSON-able settings of the run."""
         return {**asdict(self), "stop": list(self.stop)}
 
 
@@ -74,15 +73,12 @@ def find_protocol(
     if wanted is None:
         wanted = "paper-medical" if multiple_choice else "paper-math"
     if isinstance(wanted, str) and wanted not in PROTOCOLS:
-        raise ValueError(
-            f"unknown protocol {wanted!r}.{did_you_mean(wanted, PROTOCOLS)} Known: {', '.join(PROTOCOLS)}."
-        )
-    protocol = PROTOCOLS[wanted] if isinstance(wanted, str) else wanted
-    unknown = set(changes or {}) - {item.name for item in fields(Protocol)}
-    if unknown:
-        known = ", ".join(item.name for item in fields(Protocol))
-        raise ValueError(f"unknown setting {sorted(unknown)[0]!r} of a protocol. Known: {known}.")
-    protocol = replace(protocol, **dict(changes or {}))
+        guess = did_you_mean(wanted, PROTOCOLS)
+        raise ValueError(f"unknown protocol {wanted!r}.{guess} Known: {', '.join(PROTOCOLS)}.")
+    known = [item.name for item in fields(Protocol)]
+    if unknown := [name for name in changes or {} if name not in known]:
+        raise ValueError(f"unknown setting {min(unknown)!r} of a protocol. Known: {', '.join(known)}.")
+    protocol = replace(PROTOCOLS[wanted] if isinstance(wanted, str) else wanted, **dict(changes or {}))
     return replace(protocol, rule=find_rule(protocol.rule))
 
 
@@ -124,7 +120,6 @@ class Generation:
         return self.problem, self.sample
 
     def record(self) -> dict[str, Any]:
-        """What is kept of it."""
         return {name: getattr(self, name) for name in ("problem", "sample", "text", "tokens", "finish")}
 
 
@@ -141,16 +136,13 @@ def plan(
         limits = (max_new_tokens, request.limit, None if context is None else context - len(prompt))
         room = min(limit for limit in limits if limit is not None)
         if not prompt or room < 1:
-            raise ValueError(
-                f"problem {request.problem}: its prompt has {len(prompt)} tokens, and the model's context of "
-                f"{context} leaves no room for a response. Leave the problem out, or use a model of longer context."
-            )
+            why = f"its prompt of {len(prompt)} tokens leaves no room for a response in the context of {context}"
+            raise ValueError(f"problem {request.problem}: {why}. Leave it out, or use a model of longer context.")
         planned.append(replace(request, ids=prompt, limit=room))
     return sorted(planned, key=lambda request: -len(request.ids))
 
 
 def context_of(config: Any) -> int | None:
-    """The most positions a model has, or None where its configuration does not say."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -176,7 +168,6 @@ class Stops:
         self._window = TEXT_CHECK + max((len(text.encode()) for text in self.texts), default=0)
 
     def among(self, tokens: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """True where a token ends its row."""
         return torch.isin(tokens, torch.tensor(self.ids, device=tokens.device, dtype=tokens.dtype))
 
     def near_the_end(self, ids: Sequence[int]) -> bool:

@@ -158,7 +158,6 @@ def plot(traces: Iterable[Mapping[str, Any]], x: str = "", y: str = "", **layout
 
 
 def points_with_intervals(estimates: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """What a trace says of estimates, in per cent."""
     middle = [100 * one["mean"] for one in estimates]
     up = [100 * (one["high"] - one["mean"]) for one in estimates]
     down = [100 * (one["mean"] - one["low"]) for one in estimates]

@@ -141,7 +141,10 @@ class Batch:
             self.cache, self.tensors = cache, tensors
         else:
             width = max(self.tensors["mask"].shape[1], tensors["mask"].shape[1])
-            _join_caches(self.cache, cache, width)
+            for ours, theirs in zip(self.cache.layers, cache.layers, strict=True):
+                for name in ("keys", "values"):
+                    parts = [getattr(layer, name) for layer in (ours, theirs)]
+                    setattr(ours, name, torch.cat([pad(part, (0, 0, width - part.shape[2], 0)) for part in parts]))
             for batch in (self.tensors, tensors):
                 batch["mask"] = pad(batch["mask"], (width - batch["mask"].shape[1], 0))
             self.tensors = {name: torch.cat([self.tensors[name], tensors[name]]) for name in tensors}
@@ -220,7 +223,6 @@ class Batch:
         return keep
 
     def _advance(self, tokens: Int[Tensor, " B"]) -> None:
-        """The logits after the tokens just written."""
         now = self.tensors
         now["positions"] = now["positions"] + 1
         now["mask"] = pad(now["mask"], (0, 1), value=1)
@@ -237,14 +239,6 @@ class Batch:
 def _is_plain(cache: Any) -> bool:
     """Whether a cache is keys and values of every position and nothing else, so that columns can be added or cut."""
     return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
-
-
-def _join_caches(first: Any, second: Any, width: int) -> None:
-    """Put the rows of `second` behind those of `first`; both are padded on the left to `width` columns."""
-    for ours, theirs in zip(first.layers, second.layers, strict=True):
-        for name in ("keys", "values"):
-            parts = [getattr(layer, name) for layer in (ours, theirs)]
-            setattr(ours, name, torch.cat([pad(part, (0, 0, width - part.shape[2], 0)) for part in parts]))
 
 
 def gumbel(keys: Int[Tensor, " B"], steps: Int[Tensor, " B"], vocabulary: int) -> Float[Tensor, "B V"]:

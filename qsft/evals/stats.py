@@ -44,14 +44,12 @@ class Result:
         return np.array([grade.correct for grade in self.grades], dtype=float).reshape(-1, self.samples)
 
     def per_problem(self, *, lenient: bool = False) -> dict[str, float]:
-        """Each problem's share of right samples."""
         samples: dict[str, list[bool]] = {}
         for generation, grade in zip(self.generations, self.grades, strict=True):
             samples.setdefault(generation.problem, []).append(grade.correct or (lenient and grade.lenient))
         return {problem: float(np.mean(right)) for problem, right in samples.items()}
 
     def readings(self) -> dict[str, float]:
-        """The share of right answers by each reading of multiple choice."""
         golds = {problem.id: str(problem.gold).strip().upper() for problem in self.problems}
         asked = [golds.get(generation.problem) for generation in self.generations]
         read = [grade.choices or {} for grade in self.grades]
@@ -83,7 +81,6 @@ def task_numbers(result: Result) -> dict[str, Any]:
 
 
 def lengths(tokens: Sequence[int] | np.ndarray) -> dict[str, Any]:
-    """The lengths of responses: mean and quartiles."""
     p25, p50, p75 = map(float, np.quantile(tokens, [0.25, 0.5, 0.75]))
     return {"mean": _mean(tokens), "p25": p25, "p50": p50, "p75": p75}
 

@@ -93,7 +93,6 @@ Wanted = str | Task | Iterable[str | Task]
 
 
 def listed(wanted: Wanted) -> list[str | Task]:
-    """What is wanted, one by one; a string may hold several."""
     if isinstance(wanted, str):
         return [name.strip() for name in wanted.split(",") if name.strip()]
     return [wanted] if isinstance(wanted, Task) else list(wanted)
@@ -159,7 +158,6 @@ def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | N
 
 
 def to_problem(row: Mapping[str, Any], task: Task, place: str) -> Problem:
-    """The problem a row holds; `place` is what an error calls the row."""
     question = str(_value(row, task.question, place, task)).strip()
     options = _options(_value(row, ("options",), place, task), place) if task.multiple_choice else None
     gold = _gold(row, task, place) if options is None else _letter(_gold(row, task, place), options, place)

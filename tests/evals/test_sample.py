@@ -94,7 +94,7 @@ def test_the_context_limits_a_response_and_a_prompt_without_room_is_refused(sum_
     assert sampler.context == 64
     long = [Request("long", 0, "1 + " * 31)]
     assert next(iter(sampler.sample(long))).tokens <= 2
-    with pytest.raises(ValueError, match=r"problem big: its prompt has 64 tokens.*context of 64"):
+    with pytest.raises(ValueError, match=r"problem big: its prompt of 64 tokens.*context of 64"):
         list(sampler.sample([Request("big", 0, "1 + " * 32)]))
 
 

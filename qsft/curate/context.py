@@ -201,9 +201,8 @@ class CurationContext:
         if not kept:
             raise ValueError(
                 f"the model never answered right: of {self.counts['responses']:,} responses none verified, and "
-                f"{self.counts['cut off']:,} were cut off at max_new_tokens or the context. They are in "
-                f"{self.ledger.directory}: see whether prompt, gold answers and verifier fit, raise n or "
-                f"max_new_tokens, or take a stronger model. {dict(self.counts)}"
+                f"{self.counts['cut off']:,} were cut off. See in {self.ledger.directory} whether prompt, gold answers "
+                f"and verifier fit, raise n or max_new_tokens, or take a stronger model. {dict(self.counts)}"
             )
 
 

@@ -157,10 +157,8 @@ def critical(
     batch_size      branches decoded at once
     """
     if of not in PLACES or alternatives < 1 or batch_size < 1:
-        raise ValueError(
-            f"--of {of}, --alternatives {alternatives}, --batch_size {batch_size}: `of` is greedy or demonstration, "
-            "the others are 1 or more."
-        )
+        given = f"--of {of}, --alternatives {alternatives}, --batch_size {batch_size}"
+        raise ValueError(f"{given}: `of` is greedy or demonstration, the others are 1 or more.")
 
     def make(missing: "Sequence[Sample]") -> "Iterator[Record]":
         sampler = context.sampler(n=1, temperature=0.0, max_new_tokens=max_new_tokens, stop=())

@@ -89,13 +89,11 @@ class _Judge:
 
     def __init__(self, time_limit: float) -> None:
         self.time_limit = time_limit
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Any = None  # a Popen with pipes, once it is started
 
     def grade(self, case: str) -> Grade:
         if self.process is None:
             self._start()
-        assert self.process is not None
-        assert self.process.stdin is not None
         try:
             self.process.stdin.write(case.encode() + b"\n")
             self.process.stdin.flush()
@@ -120,8 +118,6 @@ class _Judge:
 
     def _line(self, seconds: float) -> bytes:
         """The process's next line; empty when it ended or did not answer in time."""
-        assert self.process is not None
-        assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], seconds)
         return self.process.stdout.readline() if ready else b""
 

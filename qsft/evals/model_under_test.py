@@ -129,6 +129,5 @@ def of_the_model(kind: Any, name: str, *, option: str, **how: Any) -> Any:
     except OSError as error:
         raise FileNotFoundError(
             f"there is no model {name!r}: no directory here with its files, and the hub did not give one "
-            f"({str(error).splitlines()[0]}). Check the path or the id; without a network give a local copy with "
-            f"{option} DIR."
+            f"({str(error).splitlines()[0]}). Check path or id; without a network give a local copy with {option} DIR."
         ) from error

@@ -6,9 +6,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Int
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from qsft.data.prompts import Prompt, encode
@@ -165,14 +162,7 @@ class Stops:
         self.ids = sorted({*ends, *by_id.values()})
         self.texts = tuple(text for text in stop if text not in by_id)
         # A token holds at least a byte of text, so this many surely hold the longest stop string and what came before.
-        self._window = TEXT_CHECK + max((len(text.encode()) for text in self.texts), default=0)
-
-    def among(self, tokens: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        return torch.isin(tokens, torch.tensor(self.ids, device=tokens.device, dtype=tokens.dtype))
-
-    def near_the_end(self, ids: Sequence[int]) -> bool:
-        """Whether a stop string was completed by one of the last TEXT_CHECK tokens."""
-        return self._holds(ids[-self._window :])
+        self.window = TEXT_CHECK + max((len(text.encode()) for text in self.texts), default=0)
 
     def cut(self, ids: Sequence[int]) -> tuple[str, int, str]:
         """Text, number of tokens (the ending one counts) and finish of a response, cut at the first stop string."""
@@ -182,10 +172,10 @@ class Stops:
         found = [at for stop in self.texts if (at := text.find(stop)) >= 0]
         if not found:
             return text, len(ids), "stop" if stopped else "length"
-        tokens = bisect_left(range(1, len(body)), True, key=lambda n: self._holds(body[:n])) + 1
+        tokens = bisect_left(range(1, len(body)), True, key=lambda n: self.holds(body[:n])) + 1
         return text[: min(found)], tokens, "stop"
 
-    def _holds(self, ids: Sequence[int]) -> bool:
+    def holds(self, ids: Sequence[int]) -> bool:
         text = self._decode(ids)
         return any(stop in text for stop in self.texts)
 

@@ -183,7 +183,8 @@ class Batch:
         now["steps"] = now["steps"] + 1
         for ids, token in zip(self.written, tokens.tolist()):
             ids.append(token)
-        ended = (self.sampler.stops.among(tokens) | (now["steps"] >= now["limits"])) & now["running"]
+        stopped = torch.isin(tokens, torch.tensor(self.sampler.stops.ids, device=tokens.device, dtype=tokens.dtype))
+        ended = (stopped | (now["steps"] >= now["limits"])) & now["running"]
         places = sorted({*ended.nonzero().flatten().tolist(), *self._at_a_stop_string()})
         now["running"][places] = False
         drawn = [(self.rows[place], self.written[place]) for place in places]
@@ -201,7 +202,7 @@ class Batch:
             return []
         running = self.tensors["running"].tolist()
         due = [i for i, ids in enumerate(self.written) if running[i] and len(ids) % TEXT_CHECK == 0]
-        return [place for place in due if stops.near_the_end(self.written[place])]
+        return [place for place in due if stops.holds(self.written[place][-stops.window :])]
 
     def drop_finished(self, room: float = 1.0) -> Int[Tensor, " B"]:
         """The places of the rows that stay: the unfinished, or all while more than `room` of them are."""

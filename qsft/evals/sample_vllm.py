@@ -45,11 +45,7 @@ def start_engine(model: str, dtype: str, tensor_parallel_size: int, options: Map
 
 
 def engine_options(words: Iterable[str]) -> dict[str, Any]:
-    """KEY=VALUE words as arguments of vLLM's engine; values are read as YAML, so `true` and `0.8` are what they say.
-
-    >>> engine_options(["enforce_eager=true", "gpu_memory_utilization=0.8", "quantization=fp8"])
-    {'enforce_eager': True, 'gpu_memory_utilization': 0.8, 'quantization': 'fp8'}
-    """
+    """KEY=VALUE words as arguments of vLLM's engine; values are read as YAML, so `true` and `0.8` are what they say."""
     import yaml
 
     options = {}

@@ -219,10 +219,8 @@ def _value(row: Mapping[str, Any], names: tuple[str, ...], place: str, task: Tas
             if isinstance(row[name], str) and not row[name].strip():
                 raise ValueError(f"{place}: field {name!r} is empty. Task {task.name!r} needs {task.fields}.")
             return row[name]
-    raise ValueError(
-        f"{place}: field {' or '.join(map(repr, names))} is missing. Task {task.name!r} needs {task.fields}; "
-        f"this row has {', '.join(row) or 'none'}."
-    )
+    missing, found = " or ".join(map(repr, names)), ", ".join(row) or "none"
+    raise ValueError(f"{place}: field {missing} is missing. {task.name!r} needs {task.fields}; this row has {found}.")
 
 
 def _gold(row: Mapping[str, Any], task: Task, place: str) -> Any:

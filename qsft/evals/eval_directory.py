@@ -170,9 +170,7 @@ class EvalDirectory:
         except (OSError, ValueError):
             return {}
 
-    def other_results(
-        self, done: Sequence[str], settings: Mapping[str, Any]
-    ) -> tuple[dict[str, Result], dict[str, str]]:
+    def other_results(self, done: Sequence[str], settings: Record) -> tuple[dict[str, Result], dict[str, str]]:
         """The complete results of the directory's other tasks; those that do not belong here, with the reason."""
         results: dict[str, Result] = {}
         left_out: dict[str, str] = {}

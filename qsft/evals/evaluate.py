@@ -20,7 +20,7 @@ from qsft.evals.protocol import Protocol, Request, find_protocol
 from qsft.evals.report import Report, make_report
 from qsft.evals.tasks import Wanted, find_tasks, listed, load_problems
 from qsft.files import read_json, shown
-from qsft.ledger import Key
+from qsft.ledger import Key, Record
 from qsft.processes import Group
 from qsft.progress import Progress
 
@@ -77,11 +77,7 @@ def evaluate(
 
 
 def rescore(
-    output_dir: str | Path,
-    tasks: Wanted | None = None,
-    *,
-    data_dir: str | Path | None = None,
-    rule: str | None = None,
+    output_dir: str | Path, tasks: Wanted | None = None, *, data_dir: str | Path | None = None, rule: str | None = None
 ) -> Report:
     """The report of generations that are already there, graded again; needs no model.
 
@@ -108,12 +104,7 @@ def rescore(
 
 
 def agree_on_settings(
-    files: EvalDirectory,
-    runs: Sequence[TaskRun],
-    about: Mapping[str, Any],
-    record: Mapping[str, Any],
-    data_dir: str | Path | None,
-    fresh: bool,
+    files: EvalDirectory, runs: list[TaskRun], about: Record, record: Record, data_dir: str | Path | None, fresh: bool
 ) -> None:
     """Refuse to continue generations that other settings made; record the settings of this run."""
     recorded = files.settings()
@@ -134,7 +125,7 @@ def agree_on_settings(
     files.write_settings(recorded)
 
 
-def _refuse_change(run: TaskRun, record: Mapping[str, Any], recorded: Mapping[str, Any] | None, directory: str) -> None:
+def _refuse_change(run: TaskRun, record: Record, recorded: Record | None, directory: str) -> None:
     """More samples or problems add to what is there, fewer would delete."""
     what = f"{directory} holds generations of {run.name!r}"
     ways_out = "Give another --output_dir, or --fresh to delete them and start again."

@@ -116,17 +116,14 @@ class Report(Findings):
 
 
 def make_report(
-    results: Sequence[Result],
-    settings: Mapping[str, Any],
-    notes: Mapping[str, list[str]],
-    left_out: Mapping[str, str] | None = None,
+    results: Sequence[Result], settings: Mapping[str, Any], notes: Mapping[str, list[str]], left_out: Mapping[str, str]
 ) -> Report:
     tasks = {one.task: {**task_numbers(one), "notes": notes.get(one.task, [])} for one in results}
     macro = {
         name: asdict(macro_average([values(one.per_problem(lenient=lenient)) for one in results]))
         for name, lenient in (("acc", False), ("acc_lenient", True))
     }
-    summary = {"tasks": tasks, "macro": macro, "settings": dict(settings), "left_out": dict(left_out or {})}
+    summary = {"tasks": tasks, "macro": macro, "settings": dict(settings), "left_out": dict(left_out)}
     return Report(summary, {one.task: one for one in results})
 
 

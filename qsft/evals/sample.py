@@ -7,7 +7,6 @@ Caches of different lengths are joined by padding the shorter on the left, where
 is not a plain one (sliding windows, states) finishes its batch before the next one begins.
 """
 
-import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -24,7 +23,6 @@ from qsft.losses.self_check import evaluating
 
 MOST_ROWS = 512
 CPU_MEMORY = 2 << 30
-OPTIONAL = {"position_ids", "logits_to_keep"}  # not every architecture takes them, and none needs to
 ROOM = 0.875  # rows leave and join together, once an eighth is finished: each time copies the whole cache
 
 # splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit integers
@@ -53,10 +51,6 @@ class Sampler:
         self.model, self.tokenizer, self.sampling, self.batch_size = model, tokenizer, sampling, batch_size
         self.context = context_of(model.config)
         self.stops = Stops(tokenizer, sampling.stop, model)
-        self.pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-        parameters = inspect.signature(model.forward).parameters.values()
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._unknown = set() if takes_all else OPTIONAL - {one.name for one in parameters}
 
     def sample(self, requests: Iterable[Request]) -> Iterator[Generation]:
         """The responses, in the order in which they finish; where memory does not suffice, in smaller batches."""
@@ -98,10 +92,6 @@ class Sampler:
         if how.top_p < 1:
             scores = TopPLogitsWarper(how.top_p)(None, scores)
         return (scores + gumbel(keys, steps, scores.shape[-1])).argmax(-1)
-
-    def forward(self, **inputs: Any) -> Any:
-        """The model's output with a cache, asked in the words that this architecture knows."""
-        return self.model(**{name: inputs[name] for name in inputs if name not in self._unknown}, use_cache=True)
 
     def _room(self, row: Request) -> int:
         """Rows that fit into half of the free memory: KV cache at full length, and the noise over the vocabulary."""
@@ -157,12 +147,11 @@ class Batch:
         prompts = list(dict.fromkeys(row.ids for row in rows))
         which = {prompt: index for index, prompt in enumerate(prompts)}
         width = max(map(len, prompts))
-        ids = torch.tensor([[self.sampler.pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]).to(device)
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]).to(device)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        out = self.sampler.forward(
-            input_ids=ids.to(device), attention_mask=mask, position_ids=positions, logits_to_keep=1
-        )
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        out = self.sampler.model(**inputs, use_cache=True, logits_to_keep=1)
         spread = torch.tensor([which[row.ids] for row in rows], device=device)
         out.past_key_values.batch_select_indices(spread)
         seed = self.sampler.sampling.seed
@@ -227,13 +216,8 @@ class Batch:
         now = self.tensors
         now["positions"] = now["positions"] + 1
         now["mask"] = pad(now["mask"], (0, 1), value=1)
-        out = self.sampler.forward(
-            input_ids=tokens[:, None],
-            attention_mask=now["mask"],
-            position_ids=now["positions"][:, None],
-            past_key_values=self.cache,
-            logits_to_keep=1,
-        )
+        inputs = {"input_ids": tokens[:, None], "attention_mask": now["mask"], "past_key_values": self.cache}
+        out = self.sampler.model(**inputs, position_ids=now["positions"][:, None], use_cache=True, logits_to_keep=1)
         now["logits"] = out.logits[:, -1]
 
 

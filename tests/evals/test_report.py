@@ -54,14 +54,16 @@ def test_no_answer_and_timeouts_are_told_apart():
 
 
 def test_the_macro_average_and_the_table():
-    report = make_report([make_result("a", TABLE), make_result("b", [[1], [1]])], {}, {"a": ["note"], "b": ["note"]})
+    report = make_report(
+        [make_result("a", TABLE), make_result("b", [[1], [1]])], {}, {"a": ["note"], "b": ["note"]}, {}
+    )
     assert report.summary["macro"]["acc"]["mean"] == pytest.approx(0.75)
     assert str(report).count("note") == 1
     assert "| b | 2 | 1 | 100.0 [100.0, 100.0] |" in str(report)
 
 
 def test_the_page_holds_text_as_text(tmp_path):
-    report = make_report([make_result("a</script>", TABLE)], {"model": "a <title>"}, {})
+    report = make_report([make_result("a</script>", TABLE)], {"model": "a <title>"}, {}, {})
     page = report.write(tmp_path).read_text(encoding="utf-8")
     assert "Evaluation of a &lt;title&gt;" in page
     assert 'http-equiv="Content-Security-Policy"' in page
@@ -83,7 +85,7 @@ def a_result(task="t", right=(1, 0, 0, 1)):
     "dark", [pytest.param(True, id="dark"), pytest.param(False, id="light", marks=pytest.mark.slow)]
 )
 def test_a_person_can_read_filter_and_search_responses(tmp_path, browser, dark):
-    report = make_report([a_result(), a_result("u")], {"model": "m"}, {})
+    report = make_report([a_result(), a_result("u")], {"model": "m"}, {}, {})
     browser.open(report.write(tmp_path), dark=dark)
     assert len(browser.all(".plot .main-svg")) >= 3
     assert browser.text("#reader-count") == "4 problems, 8 responses · page 1 of 1"

@@ -29,7 +29,7 @@ def write_evaluation(directory, share, model, tasks=TASKS):
     results = [result(task, share) for task in tasks]
     for one in results:
         EvalDirectory(directory).write_result(one)
-    report = make_report(results, {"model": model}, {})
+    report = make_report(results, {"model": model}, {}, {})
     (directory / "summary.json").write_text(json.dumps(report.summary))
 
 

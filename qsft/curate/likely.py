@@ -137,9 +137,6 @@ def _names(words: str) -> list[str]:
     return [word.strip() for word in words.split(",") if word.strip()]
 
 
-# ---- critical tokens ----
-
-
 def critical(
     exercises: "Sequence[Exercise]",
     context: "CurationContext",

@@ -193,9 +193,6 @@ def require_places(name: str, template: str, places: Iterable[str]) -> None:
             raise ValueError(f"--{name} {template!r} has no {{{place}}}, so the model would not be told the {place}.")
 
 
-# ---- reasoning paths ----
-
-
 def reasoning_path(text: str) -> Path:
     """The path of a solution; writings of one number or operator are one."""
     for writing, plain in _WRITINGS:

@@ -177,9 +177,6 @@ def _sample(rows: Dataset, settings: DataSettings, multiple_of: int, counts: dic
     return rows.select(range(whole))
 
 
-# ---- rows, from the hub or from files ----
-
-
 def read_rows(where: DataSettings) -> Dataset:
     name, source = where.dataset, find_source(where)
     if name is None:

@@ -208,9 +208,6 @@ def problems_figure(results: Mapping[str, Mapping[str, Result]]) -> Any:
     return plot(traces, f"{baseline}, %", "the other, %")
 
 
-# ---- published numbers ----
-
-
 @dataclass(frozen=True)
 class Published:
     """A table of accuracies by row and task, in per cent, and what a reader should know about it.

@@ -163,13 +163,6 @@ class EvalDirectory:
     def write_settings(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
         write_json(self.path / "settings.json", {task: sealed(one) for task, one in settings.items()})
 
-    def summary(self) -> dict[str, Any]:
-        """The report written last, as far as it can be read: everything in it can be made anew."""
-        try:
-            return read_json(self.path / "summary.json", "")
-        except (OSError, ValueError):
-            return {}
-
     def other_results(self, done: Sequence[str], settings: Record) -> tuple[dict[str, Result], dict[str, str]]:
         """The complete results of the directory's other tasks; those that do not belong here, with the reason."""
         results: dict[str, Result] = {}
@@ -231,8 +224,12 @@ def graded_tasks(directory: Path) -> list[str]:
 def read_result(directory: Path, task: str, reading: str | None = None) -> Result:
     """The graded generations of a task, as an evaluation left them; texts are empty where they are lost."""
     check_stage(task)
-    records = {kind: _read(directory / kind / f"{task}.jsonl", remedy) for kind, remedy in
-               {"generations": REMEDY, "grades": AGAIN, "problems": AGAIN}.items()}  # fmt: skip
+    records: dict[str, list[Record]] = {}
+    for kind, remedy in {"generations": REMEDY, "grades": AGAIN, "problems": AGAIN}.items():
+        path = directory / kind / f"{task}.jsonl"
+        records[kind] = list(read_lines(path, remedy=remedy)) if path.is_file() else []
+        if damaged := [number for number, row in enumerate(records[kind], start=1) if not is_whole(row)]:
+            raise ValueError(f"{shown(path)}:{damaged[0]}: damaged, its digest does not match. {remedy}")
     texts = {key_of(record, directory): _generation(record) for record in records["generations"]}
     keys = [key_of(record, directory) for record in records["grades"]]
     where = shown(directory)
@@ -248,14 +245,6 @@ def read_result(directory: Path, task: str, reading: str | None = None) -> Resul
         [Problem(**_fields(Problem, record)) for record in records["problems"]],
         reading,
     )
-
-
-def _read(path: Path, remedy: str) -> list[Record]:
-    rows = list(read_lines(path, remedy=remedy)) if path.is_file() else []
-    for number, row in enumerate(rows, start=1):
-        if not is_whole(row):
-            raise ValueError(f"{shown(path)}:{number}: damaged, its digest does not match. {remedy}")
-    return rows
 
 
 def sealed(record: Mapping[str, Any]) -> Record:

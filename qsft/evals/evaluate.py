@@ -5,7 +5,7 @@ summary.json, summary.md, report.html.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -164,7 +164,9 @@ def conclude(
     runs: Sequence[TaskRun], files: EvalDirectory, grades: Mapping[str, Mapping[Key, Grade]], *, keep: bool = True
 ) -> Report:
     """The report over complete generations and those of the directory's other tasks, written if it is to be kept."""
-    settings, before = files.settings(), files.summary()
+    settings, before = files.settings(), dict[str, Any]()
+    with suppress(OSError, ValueError):  # the report written last, as far as it can be read
+        before = read_json(files.path / "summary.json", "")
     about = settings[runs[0].name]["about"]
     said = {name: one["protocol"] for name, one in settings.items()} | before.get("settings", {}).get("tasks", {})
     notes = {name: one.get("notes", []) for name, one in before.get("tasks", {}).items()}

@@ -130,9 +130,6 @@ def _box_spans(text: str) -> list[tuple[int, int, int | None]]:
     return spans
 
 
-# ---- multiple choice ----
-
-
 def grade_choice(prediction: str, gold: str, options: Options, rule: str) -> Grade:
     first, last = paper_matches(prediction, options)
     choices = {"boxed": by_box(prediction, options), "first": first, "last": last}

@@ -79,9 +79,6 @@ def find_protocol(
     return replace(protocol, rule=find_rule(protocol.rule))
 
 
-# ---- requests ----
-
-
 @dataclass(frozen=True)
 class Request:
     """One response to draw: sample `sample` of problem `problem`, whose prompt is text, token ids or messages.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from qsft import page
-from qsft.evals.stats import Result, macro_average, task_numbers, values
+from qsft.evals.stats import Result, macro_average, task_numbers
 from qsft.files import shown, write_json, write_text
 
 BINS = 40
@@ -119,10 +119,10 @@ def make_report(
     results: Sequence[Result], settings: Mapping[str, Any], notes: Mapping[str, list[str]], left_out: Mapping[str, str]
 ) -> Report:
     tasks = {one.task: {**task_numbers(one), "notes": notes.get(one.task, [])} for one in results}
-    macro = {
-        name: asdict(macro_average([values(one.per_problem(lenient=lenient)) for one in results]))
-        for name, lenient in (("acc", False), ("acc_lenient", True))
-    }
+    macro = {}
+    for name, lenient in (("acc", False), ("acc_lenient", True)):
+        shares = [np.array([*one.per_problem(lenient=lenient).values()]) for one in results]
+        macro[name] = asdict(macro_average(shares))
     summary = {"tasks": tasks, "macro": macro, "settings": dict(settings), "left_out": dict(left_out)}
     return Report(summary, {one.task: one for one in results})
 

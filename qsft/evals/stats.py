@@ -5,7 +5,7 @@ resample problems, never single samples.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from math import comb
 from typing import Any
@@ -63,11 +63,12 @@ def task_numbers(result: Result) -> dict[str, Any]:
     ladder = sorted({2**power for power in range(n.bit_length())} | {n})  # 1, 2, 4, … and n itself
     tokens, right = np.array([generation.tokens for generation in generations]), scores.ravel() > 0
     by_grade = {"correct": tokens[right], "wrong": tokens[~right]}
+    shares = [np.array([*result.per_problem(lenient=lenient).values()]) for lenient in (False, True)]
     return {
         "problems": len(scores),
         "samples": n,
-        "acc": asdict(mean_over_problems(values(result.per_problem()))),
-        "acc_lenient": asdict(mean_over_problems(values(result.per_problem(lenient=True)))),
+        "acc": asdict(mean_over_problems(shares[0])),
+        "acc_lenient": asdict(mean_over_problems(shares[1])),
         "runs": run_spread(scores),
         "pass_at": {str(k): _mean(pass_at(c, n, k) for c in scores.sum(axis=1).astype(int)) for k in ladder},
         "majority": _mean(majority([g.answer for g in vote], [g.correct for g in vote]) for vote in votes),
@@ -83,10 +84,6 @@ def task_numbers(result: Result) -> dict[str, Any]:
 def lengths(tokens: Sequence[int] | np.ndarray) -> dict[str, Any]:
     p25, p50, p75 = map(float, np.quantile(tokens, [0.25, 0.5, 0.75]))
     return {"mean": _mean(tokens), "p25": p25, "p50": p50, "p75": p75}
-
-
-def values(per_problem: Mapping[str, float]) -> Scores:
-    return np.array(list(per_problem.values()))
 
 
 def _mean(values: Iterable[float]) -> float:

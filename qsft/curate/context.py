@@ -82,7 +82,6 @@ class CurationContext:
 
     @cached_property
     def positions(self) -> int | None:
-        """The most tokens that the model reads: prompt and response together."""
         return context_of(self.load().config)
 
     def exercises(self, rows: Dataset, settings: DataSettings) -> list[Exercise]:

@@ -117,10 +117,7 @@ def read_exercises(rows: Iterable[Row], form: Form, gold: Callable[[Row, str | N
 def pairs(
     tokenizer: Tokenizer, pair: Callable[[Row], tuple[str, str | None] | None], prompt: str, row: Row
 ) -> Exercise | None:
-    """(question, response) as text: the paper's data sets, or two text columns; asked by a named prompt.
-
-    Written as two columns, which `load_training_data` reads with any tokenizer and prompt.
-    """
+    """(question, response) as text, asked by a named prompt; written as two columns, which any tokenizer can read."""
     if (found := pair(row)) is None:
         return None
     preset, own = find_preset(prompt), dict(zip(("question", "response"), found, strict=True))
@@ -160,8 +157,7 @@ def prompt_completion(tokenizer: Tokenizer, row: Row) -> Exercise:
 def tokens(tokenizer: Tokenizer, row: Row) -> Exercise | None:
     """input_ids and labels: the prompt is what stands before the first label; the response ends with the eos token.
 
-    As text the prompt keeps its special tokens, so that it can be read back. Other columns are dropped: they may be
-    aligned with other tokens.
+    As text the prompt keeps its special tokens, to be read back. Other columns, perhaps aligned with it, are dropped.
     """
     own = {name: list(row[name]) for name in ("input_ids", "labels")}
     start = next((at for at, label in enumerate(own["labels"]) if label != IGNORED), None)

@@ -23,7 +23,6 @@ _REFUSAL = re.compile(
     r"\b(?:i(?:'m| am) (?:sorry|unable)|i (?:cannot|can't|won't) (?:help|assist|answer|provide|rewrite)|as an ai\b)",
     re.IGNORECASE,
 )
-STARTS = ("base", "last")
 
 Path = tuple[str, ...]  # of reasoning: numbers, operators and variables in order, whatever words stand between
 
@@ -140,7 +139,7 @@ def star(
     hint         the question of a second attempt; it never reaches the data set
     """
     require_places("hint", hint, ("question", "gold"))
-    if start not in STARTS:
+    if start not in ("base", "last"):
         raise ValueError(f"--start {start!r} is not known: base (the model as it came) or last (the round before's).")
     how |= {"n": n, "temperature": temperature}
     kept, model = star_round(exercises, context, 1, hint, {**how, "model": None}), None

@@ -24,7 +24,6 @@ from qsft.files import read_json
 from qsft.targets.did_you_mean import did_you_mean
 
 SHAPE = '{"rows": {"SFT": {"math500": 61.2, …}, …}}, accuracies in per cent under the names of tasks'
-Cells = dict[str, float]  # task → accuracy, a share
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ class Published:
     methods: Mapping[str, Mapping[str, Any]]
     notes: Sequence[str] = ()
 
-    def shares(self, tasks: Sequence[str]) -> dict[str, Cells]:
+    def shares(self, tasks: Sequence[str]) -> dict[str, dict[str, float]]:
         """The cells of these tasks as shares, rows without any left out; `macro` where no task is missing."""
         found = {row: {task: cells[task] / 100 for task in tasks if task in cells} for row, cells in self.rows.items()}
         for cells in found.values():

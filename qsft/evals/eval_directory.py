@@ -66,11 +66,6 @@ class TaskRun:
         settings = {key: value for key, value in made_by.items() if key not in ("n", "prompts")}
         return {problem: digest_json([settings, prompt]) for problem, prompt in self.prompts.items()}
 
-    def describe(self) -> dict[str, Any]:
-        task = self.task
-        rows = {"hub": task.hub, "split": task.split, "source": task.source, "published_rows": task.rows}
-        return {**self.protocol.record(), **rows}
-
     def result(self, generations: Sequence[Generation], graded: Mapping[Key, Grade]) -> Result:
         """The result; by the paper's rule the better of the two readings of its multiple-choice responses."""
         grades, reading = [graded[key] for key in self.keys], None

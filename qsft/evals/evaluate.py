@@ -133,10 +133,10 @@ def _refuse_change(run: TaskRun, record: Record, recorded: Record | None, direct
         raise ValueError(f"{what}, but its settings.json does not say what made them. {ways_out}")
     old = {"limit": recorded["limit"], **recorded["made_by"]}
     new = {"limit": len(run.problems), **record, **run.record(recorded["limit"])}
-    more = {key for key in ("limit", "n") if new[key] > old[key]}
-    unknown = {"prompts"} if new["limit"] < old["limit"] else set()  # of all of them, of which only some are here
-    compared = [key for key in new if key not in more | unknown]
-    changed = [f"{key} was {old.get(key)!r}, is {new[key]!r}" for key in compared if old.get(key) != new[key]]
+    free = {key for key in ("limit", "n") if new[key] > old[key]}
+    free |= {"prompts"} if new["limit"] < old["limit"] else set()  # of all of them, of which only some are here
+    differ = [key for key in new if key not in free and old.get(key) != new[key]]
+    changed = [f"{key} was {old.get(key)!r}, is {new[key]!r}" for key in differ]
     if changed:
         raise ValueError(f"{what} made with other settings: {'; '.join(changed)}. {ways_out}")
 
@@ -175,7 +175,9 @@ def conclude(
         results[run.name] = result = run.result(files.finish(run), grades[run.name])
         files.write_result(result)
         settings[run.name]["reading"] = result.reading
-        said[run.name], notes[run.name] = run.describe(), run.notes(result, about)
+        task, notes[run.name] = run.task, run.notes(result, about)
+        rows = {"hub": task.hub, "split": task.split, "source": task.source, "published_rows": task.rows}
+        said[run.name] = {**run.protocol.record(), **rows}
     files.write_settings(settings)
     others, left_out = files.other_results(list(results), settings)
     order = [name for name in settings if name in results or name in others]

@@ -77,10 +77,7 @@ class ModelUnderTest:
         return self.in_memory.config if self.in_memory else of_the_model(AutoConfig, self.name, option="qsft eval")
 
     def about(self) -> dict[str, Any]:
-        """What a report says about the model and how it was drawn from.
-
-        independent: whether batching leaves samples as they are. Only float32, seeded here, is close enough to exact.
-        """
+        # Whether batching leaves samples as they are: only float32, seeded here, is close enough to exact.
         independent = self.backend == "transformers" and self.dtype == "float32"
         about = {"model": self.name, "context": context_of(self.config), "backend": self.backend, "dtype": self.dtype}
         return {**about, "independent": independent}

@@ -110,7 +110,6 @@ class Report(Findings):
         return figures
 
     def write(self, directory: Path) -> Path:
-        """Write summary.json, summary.md and report.html; the page's path."""
         title = f"Evaluation of {shown(self.summary['settings']['model'])}"
         return self.write_files(directory / "summary", directory / "report.html", title, {title: self.results})
 

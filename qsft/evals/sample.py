@@ -34,8 +34,7 @@ MIX_2 = 0x94D049BB133111EB - (1 << 64)
 class Sampler:
     """Draws responses from a causal language model in batches.
 
-    batch_size: rows at most; None is what the KV cache leaves room for. A model's context limits a response's length,
-    and a prompt that leaves no room at all is refused.
+    batch_size: rows at most; None is what the KV cache leaves room for.
     """
 
     def __init__(

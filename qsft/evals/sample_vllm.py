@@ -89,10 +89,7 @@ def _guard_engine() -> None:
 
 
 class VllmSampler:
-    """Draws responses from a vLLM engine; every sample has its own seed, but a batch may still round differently.
-
-    `seed_requests=False` leaves the seeds out: faster in the engine, but samples then differ from run to run.
-    """
+    """Draws responses from a vLLM engine; every sample has its own seed, but a batch may still round differently."""
 
     def __init__(
         self, llm: Any, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, seed_requests: bool = True
@@ -128,7 +125,6 @@ class VllmSampler:
         how = self.sampling
         seed = row_key(how.seed, *request.key) & (2**63 - 1)  # vLLM takes 63 bits
         return SamplingParams(
-            n=1,
             temperature=how.temperature,
             top_p=how.top_p,
             top_k=how.top_k or -1,
@@ -141,12 +137,9 @@ class VllmSampler:
         )
 
     def _generation(self, request: Request, completion: Any) -> Generation:
-        """The response, its text decoded as the transformers path does (vLLM's own begins in the prompt's context).
-
-        One that the engine gave up on is no sample of the model, and is never taken for one.
-        """
+        """The response, its text decoded as the transformers path does (vLLM's own begins in the prompt's context)."""
         reason = completion.finish_reason
-        if reason in ("abort", "error"):
+        if reason in ("abort", "error"):  # no sample of the model
             what = f"vLLM ended problem {request.problem}, sample {request.sample} with {reason!r}"
             raise RuntimeError(f"{what}; what was drawn is kept. Rerun the command; the engine's log above says more.")
         text, tokens, _ = self.stops.cut(completion.token_ids)

@@ -59,7 +59,6 @@ class Task:
 
     @property
     def fields(self) -> str:
-        """The fields that a row needs, for people."""
         names = [" or ".join(self.question), " or ".join(self.gold), "options"]
         return ", ".join(names if self.multiple_choice else names[:2])
 
@@ -133,10 +132,7 @@ def _task_in_file(path: Path) -> Task:
 
 
 def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | None = None) -> list[Problem]:
-    """The problems of a task, in the order of its rows; wrong rows are refused by line and field.
-
-    Repeated problems are renamed if the benchmark was published with them, refused otherwise.
-    """
+    """A task's problems in the order of its rows; repeated ones are renamed if they were published so, else refused."""
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} leaves no problem of {task.name}; it must be 1 or more.")
     if task.problems is not None:

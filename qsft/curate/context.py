@@ -40,39 +40,30 @@ Make = Callable[[Sequence[Sample]], Iterable[Record]]  # computes what is missin
 
 @dataclass(frozen=True)
 class Material:
-    """What is curated, and by which model: filled in by whoever knows the recipe.
+    """What is curated, and by which model: filled in by whoever knows the recipe."""
 
-    rows      the rows that training would have seen
-    other     the stored rows of another data set
-    train     (directory of rows, model to start from, directory of the new one): trains by the recipe's settings
-    training  those settings, for the record
-    """
-
-    rows: Dataset
+    rows: Dataset  # that training would have seen
     settings: DataSettings
     model: str | PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    other: Callable[[str], tuple[Dataset, DataSettings]] | None = None
+    other: Callable[[str], tuple[Dataset, DataSettings]] | None = None  # the stored rows of another data set
+    # Trains by the recipe's settings: (directory of rows, model to start from, directory of the new one).
     train: Callable[[Path, str, Path], None] | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)  # those settings, for the record
 
 
 @dataclass
 class CurationContext:
-    """What a method is handed.
-
-    verify  whether a response solves an exercise; set while the method runs
-    train   trains on rows for a next round: (rows, model to start from, round) → the new model; set likewise
-    watch   called with each new record, in the place of a progress bar
-    """
+    """What a method is handed; `verify` and `train` are set while it runs."""
 
     method: str
     material: Material
     options: Options
     ledger: Ledger
-    verify: Callable[[str, Exercise], "Future[Any]"] = field(init=False)
+    verify: Callable[[str, Exercise], "Future[Any]"] = field(init=False)  # whether a response solves an exercise
+    # Trains for a next round: (rows, model to start from, round) → the new model.
     train: Callable[[Sequence[Kept], str | None, int], str] = field(init=False)
-    watch: Callable[[Record], object] | None = None
+    watch: Callable[[Record], object] | None = None  # called with each new record, in the place of a progress bar
     counts: Counter[str] = field(default_factory=Counter)
     _loaded: ModelUnderTest | None = None
 

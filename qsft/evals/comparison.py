@@ -209,13 +209,10 @@ def problems_figure(results: Mapping[str, Mapping[str, Result]]) -> Any:
 
 @dataclass(frozen=True)
 class Published:
-    """A table of accuracies by row and task, in per cent, and what a reader should know about it.
-
-    methods    which target a row is: {"target": name, "target_kwargs": {…}}, as far as it is known
-    """
+    """A table of accuracies by row and task, in per cent, and what a reader should know about it."""
 
     rows: Mapping[str, Mapping[str, float]]
-    methods: Mapping[str, Mapping[str, Any]]
+    methods: Mapping[str, Mapping[str, Any]]  # which {"target": name, "target_kwargs": {…}} a row is, where known
     notes: Sequence[str] = ()
 
     def shares(self, tasks: Sequence[str]) -> dict[str, dict[str, float]]:

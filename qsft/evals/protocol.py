@@ -81,17 +81,13 @@ def find_protocol(
 
 @dataclass(frozen=True)
 class Request:
-    """One response to draw: sample `sample` of problem `problem`, whose prompt is text, token ids or messages.
-
-    limit  its most tokens, where that is fewer than what is sampled otherwise
-    ids    the prompt's token ids, once it is planned
-    """
+    """One response to draw: sample `sample` of problem `problem`, whose prompt is text, token ids or messages."""
 
     problem: str
     sample: int
     prompt: Prompt
-    limit: int | None = None
-    ids: tuple[int, ...] = ()
+    limit: int | None = None  # its most tokens, where that is fewer than what is sampled otherwise
+    ids: tuple[int, ...] = ()  # of the prompt, once it is planned
 
     @property
     def key(self) -> Key:

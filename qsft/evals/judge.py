@@ -51,11 +51,14 @@ class Judges:
             mine.judge = _Judge(time_limit)
             judges.append(mine.judge)
 
+        def stop() -> None:
+            for judge in judges:
+                judge.stop()
+
         # The CPUs that this process may use: a launcher or a container may have given it a few of many.
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = ThreadPoolExecutor(processes or min(MOST_JUDGES, cpus), "judge", start)
-        self._stop = weakref.finalize(self, lambda: [judge.stop() for judge in judges])
-        self._judges, self._threads = judges, threads
+        self._judges, self._threads, self._stop = judges, threads, weakref.finalize(self, stop)
         self._grade: Callable[[str], Future[Grade]] = lambda case: threads.submit(lambda: mine.judge.grade(case))
         self._grade_once = lru_cache(MOST_KNOWN)(self._grade)
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -119,7 +118,7 @@ def _shown(target: Showable) -> dict[str, Any]:
     else:
         name, words, build = getattr(target, "__name__", "yours"), " ".join((target.__doc__ or "").split()), target
     table = tabulate(build)
-    packed = base64.b64encode(np.ascontiguousarray(table.pop("rows").numpy().astype("<f4")).tobytes()).decode()
+    packed = base64.b64encode(table.pop("rows").numpy().astype("<f4").tobytes()).decode()
     return {"name": name, "words": words, **table, "table": packed}
 
 

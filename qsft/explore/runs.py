@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -27,8 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Model and optimiser": ("mean_token_accuracy", "entropy", "grad_norm", "learning_rate"),
 }  # fmt: skip
 NOT_DRAWN = {"step", "epoch", "num_tokens", "total_flos", "train_loss", *QUARTILES}
-# Totals of a whole run, not curves: how long it took and how fast it was.
-TOTALS = re.compile(r"(^|_)(runtime|samples_per_second|steps_per_second)$")
+TOTALS = ("runtime", "samples_per_second", "steps_per_second")  # of a whole run, not curves
 ABOUT = {
     "loss": "what is minimised",
     "label_loss": "the label's part of the loss",
@@ -62,7 +60,7 @@ class Run:
     def metrics(self) -> list[str]:
         """The names that have a number at some step, in the order in which they appear."""
         names = {name: None for line in self.history for name, value in line.items() if _is_number(value)}
-        return [name for name in names if name not in NOT_DRAWN and not TOTALS.search(name)]
+        return [name for name in names if name not in NOT_DRAWN and not name.endswith(TOTALS)]
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """(steps, values) of a metric; values that are not finite are left out."""

@@ -180,12 +180,8 @@ def read_demonstration(document: Mapping[str, Any], vocabulary: Mapping[str, str
     for at, (_, _, label, p, t, gamma, q, _, kind, others) in enumerate(document["tokens"]):
         favourite = max([(q, label), *((other[3], other[0]) for other in others)], key=lambda pair: pair[0])[1]
         is_result = at > 0 and words[at - 1] in EQUALS
-        tokens.append(
-            {
-                "word": words[at],
-                **{"student": p, "teacher": t, "gamma": gamma, "favourite": vocabulary[str(favourite)]},
-                "slip": is_result and int(words[at]) != fact(words[at - 3], int(words[at - 2])),
-                "tag": kind if kind in ("rescue", "filter") else "",  # nothing where the base finds the token likely
-            }
-        )
+        slip = is_result and int(words[at]) != fact(words[at - 3], int(words[at - 2]))
+        tag = kind if kind in ("rescue", "filter") else ""  # nothing where the base finds the token likely
+        said = {"word": words[at], "student": p, "teacher": t, "gamma": gamma, "favourite": vocabulary[str(favourite)]}
+        tokens.append({**said, "slip": slip, "tag": tag})
     return {"question": document["prompt"].partition(" ")[2], "tokens": tokens}

@@ -211,7 +211,13 @@ def suggestions(data: Mapping[str, Any]) -> Iterator[str]:
     if about_sure := _about_sure(data["reliability"])[1]:
         yield about_sure
     if shares["rescue"] < 0.02:
-        yield f"There is little for this teacher to correct. {_target_and_dft(targets)}".strip()
+        said = ""
+        if {"target", "dft"} <= set(targets):  # target also moves mass where dft leaves the token alone
+            guided, plain = targets["target"]["moved"], targets["dft"]["moved"]
+            close = abs(guided - plain) <= 0.2 * max(guided, plain)
+            said = " The two stay close" if close else " They differ all the same, in what they ask beside the label"
+            said += f": target asks to move {guided:.3f} of the probability per token, dft {plain:.3f}."
+        yield f"There is little for this teacher to correct.{said}"
     elif shares["rescue"] >= 0.5 * shares["filter"]:
         yield (
             "Correction is a large part of the signal. dft gives unlikely labels almost no weight and would miss it; "
@@ -228,17 +234,6 @@ def suggestions(data: Mapping[str, Any]) -> Iterator[str]:
             "of them (a larger k) or use tail='ghost'."
         )
     yield CAVEAT
-
-
-def _target_and_dft(targets: Mapping[str, Any]) -> str:
-    """Whether the two ask for about as much; target also moves mass where dft leaves the token alone."""
-    if not {"target", "dft"} <= set(targets):
-        return ""
-    guided, plain = targets["target"]["moved"], targets["dft"]["moved"]
-    said = f"target asks to move {guided:.3f} of the probability per token, dft {plain:.3f}"
-    if abs(guided - plain) <= 0.2 * max(guided, plain):
-        return f"The two stay close: {said}."
-    return f"They differ all the same, in what they ask beside the label: {said}."
 
 
 def _about_sure(reliability: Mapping[str, Any]) -> tuple[str, str]:

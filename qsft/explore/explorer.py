@@ -38,6 +38,7 @@ STUDENT_REST = (0.45, 0.25, 0.15, 0.10, 0.05)
 TEACHER_REST = (0.20, 0.45, 0.20, 0.10, 0.05)  # its favourite alternative is another one than the student's
 DATA = (0.70, 0.12, 0.08, 0.05, 0.03, 0.02)  # how often each token follows this context in the data
 STEPS, STEP, STILL = 150, 0.9, 1e-5  # of the descent
+Probs = Float[Tensor, "N V"]
 Build = Callable[..., Target]
 Showable = str | Target | Build
 MOST_ROWS = 10_000  # of one target's table: keeps the page small
@@ -240,23 +241,23 @@ def _thinned(axes: tuple[Axis, ...], situations: int) -> tuple[Axis, ...]:
 # ---- six tokens: a student, a teacher, and where training goes from there ----
 
 
-def student_probs(p_y: Float[Tensor, " N"]) -> Float[Tensor, "N V"]:
+def student_probs(p_y: Float[Tensor, " N"]) -> Probs:
     """The student's distribution with p_y on the label."""
     return torch.cat([p_y[:, None], (1.0 - p_y)[:, None] * p_y.new_tensor(STUDENT_REST)], dim=-1)
 
 
-def teacher_probs(t_y: Float[Tensor, " N"]) -> Float[Tensor, "N V"]:
+def teacher_probs(t_y: Float[Tensor, " N"]) -> Probs:
     """The teacher's whole distribution with t_y on the label."""
     return torch.cat([t_y[:, None], (1.0 - t_y)[:, None] * t_y.new_tensor(TEACHER_REST)], dim=-1)
 
 
-def kept(probs: Float[Tensor, "N V"]) -> TopK:
+def kept(probs: Probs) -> TopK:
     """What a cache would keep of a teacher; the label is token 0."""
     top = probs.log().topk(KEPT, dim=-1)
     return TopK(top.indices, top.values, probs[:, 0].log())
 
 
-def closed_form(target: Target, t: Float[Tensor, "N V"]) -> Float[Tensor, "N V"] | None:
+def closed_form(target: Target, t: Probs) -> Probs | None:
     """p*, where `target` takes students with teachers t, if that is known: `fixed_point` for each teacher.
 
     Under `drop` the teacher is what is left of it on the kept tokens.
@@ -269,9 +270,7 @@ def closed_form(target: Target, t: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]
     return None if any(row is None for row in rows) else torch.stack([row for row in rows if row is not None])
 
 
-def descend(
-    target: Target, p: Float[Tensor, "N V"], t: Float[Tensor, "N V"], side: SideInputs | None = None
-) -> Float[Tensor, "N V"]:
+def descend(target: Target, p: Probs, t: Probs, side: SideInputs | None = None) -> Probs:
     """The end of the natural-gradient flow dp = Σ_y d_y·scale·(Q(y) − p) from p: its rest points are training's."""
     n, v = p.shape
     labels = torch.arange(v).repeat(n)

@@ -35,12 +35,9 @@ BUILD: dict[str, dict[str, Any]] = {
 
 def add_options(parser: Any) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    build = actions.add_parser(
-        "build",
-        help="run the teacher over a data set; continues what is there",
-        description="Build the cache of RECIPE (its keys may be replaced: --key value), or of a tokenised data set.",
-        epilog=EXAMPLES,
-    )
+    words = "run the teacher over a data set; continues what is there"
+    about = "Build the cache of RECIPE (its keys may be replaced: --key value), or of a tokenised data set."
+    build = actions.add_parser("build", help=words, description=about, epilog=EXAMPLES)
     add_recipe(build, nargs="?")
     for name, how in BUILD.items():
         build.add_argument(f"--{name}", **how)

@@ -42,8 +42,7 @@ def add_options(parser: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     for name in ("seeds", "threads"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
+        if (value := getattr(args, name)) is not None and value < 1:
             raise ValueError(f"--{name} {value} makes no sense; give 1 or more.")
     import torch
     from rich.console import Console
@@ -54,15 +53,13 @@ def run(args: argparse.Namespace) -> None:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    noise = {} if args.noise is None else {"noise": args.noise}
-    scenario = Scenario(teacher=args.wrong_teacher, **noise)
+    scenario = Scenario(teacher=args.wrong_teacher, **({} if args.noise is None else {"noise": args.noise}))
     methods = (parse_methods(args.targets) if args.targets else METHODS) + find_data_level(args.methods)
     if args.quick and args.methods:
         raise ValueError("--quick leaves a base that never answers right: --methods would find nothing to keep.")
     if args.worlds and scenario != Scenario():
         raise ValueError("--worlds runs every world; leave --noise and --wrong-teacher out.")
     worlds = WORLDS if args.worlds else {"": scenario}
-    if args.quick:
-        worlds = {name: one.shortened() for name, one in worlds.items()}
+    worlds = {name: one.shortened() if args.quick else one for name, one in worlds.items()}
     console = Console()
     present(report_of(run_worlds(worlds, args.seeds, methods, args.out, console)), args.out, console)

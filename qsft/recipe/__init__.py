@@ -5,8 +5,11 @@ qsft train recipes/X.yaml --key value            ends in train(read_recipe(…))
 """
 
 import os
+import socket
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from qsft.processes import exit_process
 
@@ -15,10 +18,6 @@ PACKAGED = Path(__file__).parent / "files"  # the recipes that come with qsft, a
 
 def stay_offline_without_hub() -> None:
     """The hub's libraries would retry for half a minute; call this before they are imported."""
-    import socket
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies
-
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
         if not getproxies():

@@ -1,7 +1,7 @@
 """A recipe's data and model as other rooms take them: a data-level method its material, a picture its subject."""
 
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,10 @@ from qsft.processes import is_main, process_group
 from qsft.recipe.job import WORLDS, Job, configure
 from qsft.recipe.keys import ORIGIN, RecipeSettings
 from qsft.recipe.recipe_file import DEFAULT_TARGET, read_recipe
-from qsft.targets.target import Target
 from qsft.targets.zoo import make_target
 from qsft.teacher.documents import Documents
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.source import default_device
-
-# A student, its tokenizer, what it is shown, and what it is to learn from: target, and cache or live teacher.
-Subject = tuple[Any, Any, Iterable[Mapping[str, Any]], Target, Any]
 
 
 def curate_recipe(method: str, name: str | None, given: Namespace, words: Sequence[str]) -> None:
@@ -36,19 +32,17 @@ def curate_recipe(method: str, name: str | None, given: Namespace, words: Sequen
     settings = {key: value for key, value in vars(given).items() if key in known and value is not None}
     with process_group():
         manifest = curate_job(configure(recipe), method, settings, given.out, Options.of(vars(given)))
-    if is_main():
-        print(conclusion(manifest, given.out, name))
-
-
-def conclusion(manifest: Mapping[str, Any], out: Path, recipe: str | None) -> str:
-    lines = [f"{manifest['counts']['rows']:,} rows from {manifest['counts']['problems']:,} problems in {out}"]
+    if not is_main():
+        return
+    lines = [f"{manifest['counts']['rows']:,} rows from {manifest['counts']['problems']:,} problems in {given.out}"]
     counts = {**manifest["rows by origin"], **manifest["counts"]}
-    lines += [f"  {count:>9,}  {name}" for name, count in counts.items() if count]
-    for name, value in manifest["rates"].items():
-        lines.append(f"  {value:>9,.1f}  {name}" if value > 1 else f"  {value:>9.1%}  {name}")
+    lines += [f"  {count:>9,}  {what}" for what, count in counts.items() if count]
+    for what, value in manifest["rates"].items():
+        lines.append(f"  {value:>9,.1f}  {what}" if value > 1 else f"  {value:>9.1%}  {what}")
     target = "cft" if manifest["method"] == "critical" else "sft"
-    start = recipe or f"--model_name_or_path {manifest['name']}"
-    return "\n".join([*lines, "Train on it with", f"  qsft train {start} --target {target} --dataset_name {out}"])
+    start = name or f"--model_name_or_path {manifest['name']}"
+    lines += ["Train on it with", f"  qsft train {start} --target {target} --dataset_name {given.out}"]
+    print("\n".join(lines))
 
 
 def curate_job(job: Job, method: str, wanted: Mapping[str, Any], out: Path, options: Options) -> dict[str, Any]:
@@ -90,8 +84,8 @@ def curated_settings(job: Job) -> RecipeSettings:
     return replace(job.settings, **origin, curate=None)
 
 
-def subject_of(asked: Namespace) -> Subject:
-    """The subject that the options of `qsft explore` name; `overrides` replace keys of the recipe."""
+def subject_of(asked: Namespace) -> tuple[Any, ...]:
+    """What the options of `qsft explore` name: student, tokenizer, documents, target, and cache or live teacher."""
     if asked.n < 1:
         raise ValueError(f"--n {asked.n}: at least one document is needed.")
     name, pairs = asked.target[:1], asked.target[1:]

@@ -31,12 +31,9 @@ def relaunch(config: str, words: list[str]) -> int:
     command = accelerate_command(config, words)
     print(shlex.join(command), flush=True)
     own, _ = split_words(words, LAUNCHER_KEYS)
-    env = {
-        # A cluster may signal every process it finds: then the launcher's patience counts after all.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
-        **os.environ,
-        "QSFT_COMMAND": shlex.join(["qsft", "train", "--accelerate_config", config, *own]),
-    }
+    # A cluster may signal every process it finds: then the launcher's patience counts after all.
+    env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", **os.environ}
+    env["QSFT_COMMAND"] = shlex.join(["qsft", "train", "--accelerate_config", config, *own])
     return run_child(command, env, launcher=True)[0]
 
 

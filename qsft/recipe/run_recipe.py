@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -29,31 +28,27 @@ from qsft.train.checkpoints import inhabited, refuse_damaged, resolve_checkpoint
 
 
 def train(recipe: Recipe) -> None:
+    """Load the data, complete the cache, train, save; or stop at a signal with a checkpoint to resume from."""
     if recipe.settings.dry_run:
         dry_run(configure(recipe, world_size()))
         return
     with process_group():
         make_room(recipe)
-        run(configure(recipe))
-
-
-def run(job: Job) -> None:
-    """Load the data, complete the cache, train, save; or stop at a signal with a checkpoint to resume from."""
-    if job.args.should_save:
-        job.data.write_manifest(job.recipe.output_dir)
-        record_recipe(job)
-    stop = StopOnSignal()
-    trainer = job.trainer(callbacks=[stop])
-    with handled(stop.ask, signal.SIGINT, signal.SIGTERM):
-        trainer.train(resume_from_checkpoint=job.args.resume_from_checkpoint)
-    if stop.stopped:
-        trainer.accelerator.print(resume_command(job, trainer.state.global_step))
-    else:
-        trainer.save_model(job.recipe.output_dir)
-        trainer.save_state()  # the logged metrics: `qsft explore run` reads them
-        trainer.accelerator.print(next_steps(job))
-    trainer.accelerator.wait_for_everyone()
-    trainer.end()
+        job, stop = configure(recipe), StopOnSignal()
+        if job.args.should_save:
+            job.data.write_manifest(recipe.output_dir)
+            record_recipe(job)
+        trainer = job.trainer(callbacks=[stop])
+        with handled(stop.ask, signal.SIGINT, signal.SIGTERM):
+            trainer.train(resume_from_checkpoint=job.args.resume_from_checkpoint)
+        if stop.stopped:
+            trainer.accelerator.print(resume_command(job, trainer.state.global_step))
+        else:
+            trainer.save_model(recipe.output_dir)
+            trainer.save_state()  # the logged metrics: `qsft explore run` reads them
+            trainer.accelerator.print(next_steps(job))
+        trainer.accelerator.wait_for_everyone()
+        trainer.end()
 
 
 def make_room(recipe: Recipe) -> None:
@@ -122,8 +117,7 @@ def configuration(job: Job) -> Iterator[tuple[str, Any]]:
     derived = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")
     for name in dict.fromkeys([*job.recipe.values, *derived]):
         if name != "dry_run":
-            value = resolved[name]
-            yield name, value.value if isinstance(value, Enum) else value
+            yield name, getattr(resolved[name], "value", resolved[name])  # of an enum
     yield "processes", job.processes
 
 

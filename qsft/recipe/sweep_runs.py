@@ -108,8 +108,7 @@ class Sweep:
         if run.target == BASE:
             return {"eval": [*qsft, "eval", *self.words(run)["eval"]]}
         hparams = [f"--target_kwargs.{key}={value}" for key, value in run.hparams.items()]
-        place = ["--target", run.target, *hparams, "--output_dir", str(output)]
-        train = ["train", self.recipe, *place, *self.train_words]
+        train = ["train", self.recipe, "--target", run.target, *hparams, "--output_dir", str(output), *self.train_words]
         evaluate = ["eval", str(output), *self.eval_words]
         return {"train": [*qsft, *train, *_continued(output)], "eval": [*qsft, *evaluate]}
 

@@ -24,8 +24,7 @@ def record_recipe(job: "Job") -> None:
     target = {"target": job.args.target, "target_kwargs": job.args.target_kwargs or {}}
     measured = {"eval_tasks": job.settings.eval_tasks, "eval_protocol": job.settings.eval_protocol}
     values = {**job.recipe.values, "model_name_or_path": job.student}  # of a world it is not the recipe that names it
-    record = {"recipe": job.recipe.name, **target, **measured, "values": values}
-    write_json(Path(str(job.args.output_dir), RECORD), record)
+    write_json(Path(job.recipe.output_dir, RECORD), {"recipe": job.recipe.name, **target, **measured, "values": values})
 
 
 def recorded(directory: Path) -> dict[str, Any]:

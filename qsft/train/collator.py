@@ -24,12 +24,10 @@ from qsft.teacher.encoding import Rows
 from qsft.teacher.live import LiveTeacher
 from qsft.teacher.lookup import TeacherCache
 from qsft.train import safeguards, side_inputs
-from qsft.train.config import TargetSFTConfig
 from qsft.train.record import RecordingTrainer
 from qsft.train.teacher import RunTeacher
 
 Batch = dict[str, Any]
-Features = list[dict[str, Any]]
 
 
 @dataclass
@@ -51,7 +49,7 @@ class TeacherCollator:
     document: bool = False
     count_labels: bool = False
 
-    def __call__(self, features: Features) -> Batch:
+    def __call__(self, features: list[Batch]) -> Batch:
         batch = self.base_collator(features)
         if self.count_labels and "labels" in batch:
             batch[LABEL_COUNT] = int((batch["labels"][:, 1:] != IGNORED).sum())
@@ -95,7 +93,6 @@ class TaughtTrainer(RecordingTrainer):
     """RecordingTrainer whose batches carry what the target reads, for whatever data are trained on or evaluated."""
 
     model: Any
-    args: TargetSFTConfig
     data_collator: Any
     target: Target
     teacher: RunTeacher | None

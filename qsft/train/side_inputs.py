@@ -1,5 +1,4 @@
-"""What single rows of the table read beside labels and teacher: psft its old policy, cft and iw_sft columns of the
-data set."""
+"""What single rows of the table read beside labels and teacher: psft its old policy, cft and iw_sft columns."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice

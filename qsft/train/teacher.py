@@ -96,10 +96,7 @@ class RunTeacher:
         return cache
 
     def directory(self, tokenizer: Any, student: Any) -> Path:
-        """Where the cache is: as named, else in the user's cache directory, one folder per identity and settings.
-
-        `student` may be a name where the student is not loaded: its base is then known by its files.
-        """
+        """As named, else a folder per identity and settings; a base is known by its files where `student` is a name."""
         if self.path is not None:
             return self.path
         teacher = (self.student or base_weights(student, self.args)) if self.model == BASE else self.model

@@ -58,8 +58,8 @@ def curate_job(job: Job, method: str, wanted: Mapping[str, Any], out: Path, opti
         there = replace(settings, dataset=dataset, data_dir=None)
         return job.stored_rows(there), there
 
-    rows, how = job.stored_rows(settings).select(chosen), {"training": dict(job.recipe.values)}
-    material = Material(rows, settings, job.student, job.tokenizer, other, train=partial(train, job), **how)
+    rows, by = job.stored_rows(settings).select(chosen), partial(train, job)
+    material = Material(rows, settings, job.student, job.tokenizer, other, by, training=dict(job.recipe.values))
     return curate(method, wanted, material, out, options)
 
 

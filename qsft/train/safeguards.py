@@ -65,9 +65,7 @@ def refuse_adapter(model: PreTrainedModel | PeftModel, target: Target, teacher: 
             "it the penalty would count for next to nothing. Use LoRA, or orth_reg_weight=0 where PEFT takes it."
         )
     if fsdp and hasattr(base.get_output_embeddings(), "modules_to_save"):  # with plain TRL too
-        raise ValueError(
-            'modules_to_save=["lm_head"] gives wrong gradients under FSDP. Leave it out, or use DDP or ZeRO.'
-        )
+        raise ValueError('modules_to_save=["lm_head"] gives wrong gradients under FSDP. Drop it, or use DDP or ZeRO.')
 
 
 def all_of(train: Any, evaluation: Any) -> list[Any]:

@@ -57,10 +57,7 @@ def page(
 
 
 def figure(fig: "Figure", caption: str, *, height: int = 360, table: str = "") -> str:
-    """A Plotly figure as HTML for `page`; colours and fonts follow the page's theme.
-
-    The caption is what a screen reader says; `table` (see `table`) holds the numbers behind the picture.
-    """
+    """A Plotly figure as HTML for `page`, in its theme; screen readers say the caption, `table` holds its numbers."""
     spec = fig.to_plotly_json()
     spec["layout"].pop("template", None)
     from plotly.utils import PlotlyJSONEncoder

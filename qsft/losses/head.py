@@ -121,10 +121,7 @@ def label_logps(model: nn.Module, **inputs: Any) -> Float[Tensor, "B T"]:
 def label_states(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: Int[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "N H"], LabelTokens]:
-    """Hidden states that predict a label, and the labels themselves (their index is into labels[:, 1:]).
-
-    `args` and `kwargs` are those of the causal LM's forward; `kwargs` may hold LABEL_COUNT.
-    """
+    """The hidden states that predict a label, and those labels (their index is into labels[:, 1:])."""
     count = kwargs.pop(LABEL_COUNT, None)
     return _label_rows(backbone_states(model, args, kwargs)[0], labels, count)
 

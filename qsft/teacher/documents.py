@@ -99,10 +99,7 @@ class Documents(Sequence[Document]):
 
     @cached_property
     def stamp(self) -> str | None:
-        """A name for these documents that costs no pass over them: of the files they lie in; None where there are none.
-
-        It changes with the files' sizes and times and with what `datasets` did to them (its fingerprint).
-        """
+        """A name that costs no pass over them, of their files (size, time, `datasets`' fingerprint); None without."""
         stamps = [None if self.collator is not None else stamp_of(dataset) for dataset in self.datasets]
         return None if not stamps or None in stamps else digest_json(stamps)
 

@@ -141,16 +141,13 @@ class Vocabulary(NamedTuple):
         return cls(content, about, tokenizer.vocab_size)
 
     def shared_with(self, other: bytes, problem: str, remedy: str) -> int:
-        """How many ids it has in common with another's content; ValueError that names the first that differs.
-
-        Tokens added at the end (a <pad>) are no difference as long as no document uses them.
-        """
+        """How many ids it has in common with another's content; ValueError that names the first that differs."""
         if other == self.content:
             return self.size
         pair = (_tokens(other), _tokens(self.content))
         different = (index for index, (there, here) in enumerate(zip(*pair)) if there != here)
         index = next(different, None if all(pair) else 0)
-        if index is None:
+        if index is None:  # tokens added at the end (a <pad>) are no difference as long as no document uses them
             return min(map(len, pair))
         there, here = ("no token" if token is None else repr(token) for token in ((*t, None)[index] for t in pair))
         raise ValueError(

@@ -94,11 +94,8 @@ class TeacherSource:
         return self._model
 
     def refuse_other_tokenizer(self, vocabulary: Vocabulary) -> int:
-        """How many ids the teacher's tokenizer shares with that of the data; ValueError when they disagree.
-
-        Of a model in memory the tokenizer is not known; its head must have rows for the tokens.
-        """
-        if self.in_memory:
+        """How many ids the teacher's tokenizer shares with that of the data; ValueError when they disagree."""
+        if self.in_memory:  # its tokenizer is not known; its head must have rows for the tokens
             refuse_small_head(head_rows(self._model), vocabulary.words, f"the teacher {self.name}")
             return vocabulary.size
         own = self._tokenizer()

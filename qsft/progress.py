@@ -36,7 +36,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
         if self._show:
-            self._print(f"{self.line()}, {clock(self.seconds)} in all")
+            print(f"{self.line()}, {clock(self.seconds)} in all", file=self._console.file, flush=True)
 
     def advance(self, amount: int = 1, text: str = "") -> None:
         """So much more is done; `text` is what else to say now (a rate, an accuracy)."""
@@ -46,7 +46,7 @@ class Progress:
         now = time.monotonic()
         if self._show and self._bar.disable and now - self._last_line > LINE_SECONDS:
             self._last_line = now
-            self._print(self.line())
+            print(self.line(), file=self._console.file, flush=True)
 
     def per_second(self, count: float) -> float:
         return count / max(self.seconds, 1e-9)
@@ -61,9 +61,6 @@ class Progress:
         if fresh and self.done < self.total:
             parts.append(f"{clock((self.total - self.done) * self.seconds / fresh)} left")
         return ", ".join(filter(None, parts))
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._console.file, flush=True)
 
 
 def clock(seconds: float) -> str:

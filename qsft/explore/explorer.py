@@ -20,10 +20,9 @@ from torch import Tensor
 
 from qsft.page import COLOURS, page, static
 from qsft.targets.fixed_point import fixed_point
-from qsft.targets.induced import LossTarget
 from qsft.targets.residual import FORMS, TAILS
 from qsft.targets.table import entry, formula
-from qsft.targets.target import Target
+from qsft.targets.target import LossTarget, Target
 from qsft.targets.view import SideInputs, TokenView, TopK
 from qsft.targets.zoo import TARGETS
 

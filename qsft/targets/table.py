@@ -2,8 +2,7 @@
 
 import inspect
 
-from qsft.targets.induced import LossTarget
-from qsft.targets.target import Target
+from qsft.targets.target import LossTarget, Target
 from qsft.targets.zoo import TARGETS, make_target
 
 COLUMNS = ("name", "γ", "π̃", "scale", "hyper-parameters", "needs", "reference")

@@ -12,7 +12,7 @@ from qsft.explore.runs import Run, run_page
 from qsft.explore.tokens import tokens_page, xray
 from qsft.losses.reference import target_loss
 from qsft.page import write_page
-from qsft.targets.induced import LossTarget
+from qsft.targets.target import LossTarget
 from qsft.targets.view import TokenView
 from qsft.targets.zoo import make_target
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 import qsft.explore
 from qsft.explore import explorer
 from qsft.explore.explorer import targets_page
-from qsft.targets.induced import LossTarget
-from qsft.targets.target import Target
+from qsft.targets.target import LossTarget, Target
 from qsft.targets.trust import Constant
 from qsft.targets.zoo import TARGETS
 

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from qsft.explore import explorer
 from qsft.explore.explorer import SITUATION, VALUES, Axis, evaluate, situation_of, tabulate
 from qsft.losses.reference import target_loss
-from qsft.targets.induced import LossTarget
-from qsft.targets.target import Target
+from qsft.targets.target import LossTarget, Target
 from qsft.targets.trust import Constant
 from qsft.targets.view import SideInputs
 from qsft.targets.zoo import TARGETS

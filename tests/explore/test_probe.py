@@ -5,7 +5,7 @@ import torch
 from qsft.explore.tokens import read_document
 from qsft.losses.head import attach_target_head
 from qsft.losses.sums import QUADRANTS, SUM_NAMES
-from qsft.targets.induced import LossTarget
+from qsft.targets.target import LossTarget
 from qsft.targets.view import TokenView
 from qsft.targets.zoo import make_target
 from qsft.teacher.live import LiveTeacher

@@ -46,13 +46,15 @@ def page(
     blobs = {"plotly": _plotly()} if plotly or 'class="plot"' in body else {}
     if data is not None:
         blobs["data"] = packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+    roles = json.dumps({",".join(map(str, bytes.fromhex(colour[1:]))): role for colour, role in ROLES.items()})
+    shell = static("qsft", "shell.js").replace("/* roles */ {}", roles)
     return static("qsft", "shell.html").format(
         title=escape(title),
         lede=f'<p class="lede">{escape(lede)}</p>' if lede else "",
         style=static("qsft", "shell.css") + style,
         body=body,
         data="\n".join(f'<script type="text/plain" id="blob-{name}">{blob}</script>' for name, blob in blobs.items()),
-        script=_script(script),
+        script=shell.replace("/* the page's own script */", script),
     )
 
 
@@ -118,11 +120,6 @@ def faint(colour: str) -> str:
     """One of COLOURS, see-through: for bands and areas."""
     red, green, blue = bytes.fromhex(colour[1:])
     return f"rgba({red}, {green}, {blue}, 0.18)"
-
-
-def _script(own: str) -> str:
-    roles = json.dumps({",".join(map(str, bytes.fromhex(colour[1:]))): role for colour, role in ROLES.items()})
-    return static("qsft", "shell.js").replace("/* roles */ {}", roles).replace("/* the page's own script */", own)
 
 
 @cache

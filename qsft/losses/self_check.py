@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from qsft.losses.reference import target_loss
 from qsft.targets.view import IGNORED
@@ -44,18 +44,13 @@ def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
         logits = model(**few, use_cache=False).logits[0, -labels.shape[1] : -1]  # virtual tokens lead
         ours = float(model(**few, labels=labels, target=sft, use_cache=False).loss)
     expected = float(target_loss(logits.float(), labels[0, 1:], sft))
-    tolerance = HALF_PRECISION if computes_in_half(model, logits) else FULL_PRECISION
+    half = bool({logits.dtype, next(model.parameters()).dtype} & {torch.float16, torch.bfloat16})
+    # accelerate's mixed precision wraps forward, and turns what comes out back into float32.
+    half = half or any(hasattr(module, "_original_forward") for module in model.modules())
+    tolerance = HALF_PRECISION if half else FULL_PRECISION
     if not abs(ours - expected) <= tolerance * max(1.0, abs(expected)):
         raise RuntimeError(
             f"the fused head gives {ours:.6f} where the model's own logits give {expected:.6f}: it does not know how "
             f"{type(model).__name__} turns hidden states into logits, so the loss would be wrong. Report the model and "
             "the versions of transformers and trl; check_head=False trains anyway."
         )
-
-
-def computes_in_half(model: nn.Module, logits: Tensor) -> bool:
-    """Whether the logits come from a product in fp16 or bf16."""
-    if {logits.dtype, next(model.parameters()).dtype} & {torch.float16, torch.bfloat16}:
-        return True
-    # accelerate's mixed precision wraps forward, and turns what comes out back into float32.
-    return any(hasattr(module, "_original_forward") for module in model.modules())

@@ -132,7 +132,7 @@ def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file; a ValueError names the file, what is wrong with it and `remedy`."""
-    return json_object(path.read_bytes(), shown(path), remedy)
+    return _json_object(path.read_bytes(), shown(path), remedy)
 
 
 def read_lines(path: Path, *, remedy: str = "Delete the line.") -> Iterator[dict[str, Any]]:
@@ -140,7 +140,7 @@ def read_lines(path: Path, *, remedy: str = "Delete the line.") -> Iterator[dict
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield json_object(line, f"{shown(path)}:{number}", remedy)
+                yield _json_object(line, f"{shown(path)}:{number}", remedy)
 
 
 def cut_torn_line(path: Path) -> None:
@@ -156,7 +156,7 @@ def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def json_object(content: bytes, where: str, remedy: str) -> dict[str, Any]:
+def _json_object(content: bytes, where: str, remedy: str) -> dict[str, Any]:
     """The JSON object that `content` is; a ValueError says `where` it is none, and the `remedy`."""
     try:
         value = json.loads(content.decode())

@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerFast
 from qsft.fingerprints import digest
 from qsft.targets.view import TopK
 from qsft.teacher.documents import Documents, document_key, label_positions
+from qsft.teacher.identity import Identity
 from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST, _render
+from qsft.teacher.manifest import MANIFEST, _render, create_manifest
 
 TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=1, max_size=20)
 
@@ -342,6 +343,11 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, raw):
     (tmp_path / MANIFEST).write_bytes(raw)
     with pytest.raises(ValueError, match=MANIFEST):
         TeacherCache(tmp_path)
+
+
+def test_a_teacher_whose_name_is_no_utf8_is_written_and_read(tmp_path):
+    identity = Identity({"name": "caf\udce9"}, {"tokens": 5}, 5, 2, "exact", None, 1, "float32")
+    assert create_manifest(tmp_path, identity).identity == identity == TeacherCache(tmp_path).manifest.identity
 
 
 def test_a_directory_that_is_no_cache_says_so(tmp_path):

@@ -32,15 +32,19 @@ class RecipeSettings(DataSettings):
         "`qsft curate METHOD --help`; `out` is where it is kept (default: output_dir/curated).",
     )
     global_batch_size: int | None = key(
-        None, "Sequences per optimiser step over all processes; accumulation follows, rows are cut to a multiple."
+        None,
+        "Sequences per optimiser step over all processes. per_device_train_batch_size becomes at most the share of one "
+        "process, gradient_accumulation_steps the rest; rows are cut to a multiple of it.",
     )
-    eval_split: str | None = key(None, "Split to report the loss on.", aliases=["--dataset_test_split"])
+    eval_split: str | None = key(
+        None, "Split to report the loss on (with eval_strategy).", aliases=["--dataset_test_split"]
+    )
     eval_tasks: str | None = key(None, "What `qsft eval RECIPE` measures: math, medical, or names of tasks.")
     eval_protocol: str | None = key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math or avg16.")
     target_protocols: dict[str, str] | None = key(  # noqa: RUF009
         None, 'Targets that are evaluated otherwise than by eval_protocol: {"target": "avg16"}.'
     )
-    overwrite: bool = key(False, "Start anew where checkpoints are: they are moved to output_dir/earlier.")
+    overwrite: bool = key(False, "Start anew where a run is: it is moved to output_dir/earlier.")
     dry_run: bool = key(False, "Print configuration, data, steps and the state of the cache, and stop.")
 
 

@@ -67,8 +67,13 @@ class Memory(NamedTuple):
 
 def ddp(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Everything on every GPU; the reducer's buckets hold a second copy of the gradients."""
-    weights, gradients = (sum(p.nbytes for p in held) for held in (model.parameters, model.trained))
-    return Memory(weights, gradients, 2 * gradients + STEP_COUNTER * len(model.trained), gradients if gpus > 1 else 0)
+    gradients = sum(p.nbytes for p in model.trained)
+    return Memory(
+        weights=sum(p.nbytes for p in model.parameters),
+        gradients=gradients,
+        optimiser=2 * gradients + STEP_COUNTER * len(model.trained),
+        exchange=gradients if gpus > 1 else 0,
+    )
 
 
 def fsdp2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
@@ -84,26 +89,39 @@ def fsdp2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
         rows = p.shape[0] if p.shape else 1
         return _ceil(rows, gpus) * (p.numel() // rows) * (FLOAT if mixed and p.requires_grad else p.itemsize)
 
-    weights, trained = (sum(map(shard, held)) for held in (model.parameters, model.trained))
-    exchange = (model.outside + 3 * model.block) * (mixed or model.head.dtype).itemsize
-    return Memory(weights, trained, 2 * trained + STEP_COUNTER * len(model.trained), exchange)
+    trained = sum(map(shard, model.trained))
+    return Memory(
+        weights=sum(map(shard, model.parameters)),
+        gradients=trained,
+        optimiser=2 * trained + STEP_COUNTER * len(model.trained),
+        exchange=(model.outside + 3 * model.block) * (mixed or model.head.dtype).itemsize,
+    )
 
 
 def zero2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Whole weights; one flat share of gradients, of float32 master weights and of AdamW's two moments."""
     width = (mixed or model.head.dtype).itemsize
     trained = sum(p.numel() for p in model.trained)
-    share, weights = _ceil(trained, gpus), sum(p.numel() for p in model.parameters)
-    return Memory(weights * width, share * width, share * 3 * FLOAT, min(trained, DEEPSPEED_BUCKET) * width)
+    return Memory(
+        weights=sum(p.numel() for p in model.parameters) * width,
+        gradients=_ceil(trained, gpus) * width,
+        optimiser=_ceil(trained, gpus) * 3 * FLOAT,
+        exchange=min(trained, DEEPSPEED_BUCKET) * width,
+    )
 
 
 def zero3(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     """One share of everything; weights are gathered for the time they are used, up to DeepSpeed's limit."""
     width = (mixed or model.head.dtype).itemsize
-    weights, share = (sum(_ceil(p.numel(), gpus) for p in held) for held in (model.parameters, model.trained))
+    trained = sum(_ceil(p.numel(), gpus) for p in model.trained)
     live = min(sum(p.numel() for p in model.parameters), DEEPSPEED_LIVE)
     bucket = min(sum(p.numel() for p in model.trained), DEEPSPEED_BUCKET)
-    return Memory(weights * width, share * width, share * 3 * FLOAT, (live + bucket) * width if gpus > 1 else 0)
+    return Memory(
+        weights=sum(_ceil(p.numel(), gpus) for p in model.parameters) * width,
+        gradients=trained * width,
+        optimiser=trained * 3 * FLOAT,
+        exchange=(live + bucket) * width if gpus > 1 else 0,
+    )
 
 
 STRATEGIES = {"DDP": ddp, "FSDP2": fsdp2, "ZeRO-2": zero2, "ZeRO-3": zero3}

@@ -137,7 +137,8 @@ def _refuse_endless(root: yaml.Node, path: Path) -> None:
     while waiting:
         node, count = waiting.pop(), count + 1
         if count > MOST_VALUES:
-            raise ValueError(f"{path}:{node.start_mark.line + 1}: more than {MOST_VALUES:,} values with the aliases.")
+            where = f"{path}:{node.start_mark.line + 1}"
+            raise ValueError(f"{where}: more than {MOST_VALUES:,} values with the aliases written out: write them.")
         if isinstance(node, yaml.CollectionNode):
             waiting += [n for item in node.value for n in (item if isinstance(item, tuple) else (item,))]
 

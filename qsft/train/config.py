@@ -44,18 +44,22 @@ class TargetSFTConfig(SFTConfig):
     )
     loss_normalization: str = option(
         "tokens",
-        "`tokens`: mean over the label tokens of the optimiser step; `micro_batch_mean`: mean of micro-batches' means.",
+        "`tokens`: the mean over the label tokens of the whole optimiser step, all processes together. "
+        "`micro_batch_mean`: the mean per micro-batch, then over micro-batches and processes.",
         choices=("tokens", "micro_batch_mean"),
     )
     head_kernel: str = option(
         "auto",
-        "How the head computes; `auto`: triton where it is installed, for targets that read few logits, else torch.",
+        "How the fused head computes: `torch`, `triton`, or `auto`: triton on a GPU that has it, where the target "
+        "reads logits only at the label and at the teacher's tokens.",
         choices=("auto", "torch", "triton"),
     )
 
     # Where the teacher comes from
     teacher_model_name_or_path: str | None = option(
-        None, "Model id or path of the teacher that fills `teacher_cache`; `base`: the student before training."
+        None,
+        "Model id or path of the teacher, or `base`: the student before training. Its top-k fill `teacher_cache` "
+        "before the first step, or with `teacher_live` it runs in every step.",
     )
     teacher_cache: str | None = option(
         None,
@@ -80,7 +84,8 @@ class TargetSFTConfig(SFTConfig):
     teacher_live: bool = option(False, "Run the teacher in every step instead of reading a cache; it stays in memory.")
     teacher_missing: str = option(
         "error",
-        "Documents the cache lacks: `error` stops before the first step, `self` trains them with the student itself.",
+        "Documents the cache lacks: `error` stops before the first step, `self` trains them with the student's own "
+        "distribution as the residual and counts them.",
         choices=("error", "self"),
     )
     teacher_model_init_kwargs: dict[str, Any] | str | None = option(None, "Arguments of the teacher's from_pretrained.")
@@ -92,7 +97,9 @@ class TargetSFTConfig(SFTConfig):
 
     # Safety
     resume_with_other: list[str] | None = option(
-        None, "What may differ from the checkpoint that is resumed, by name: data, learning_rate, seed, target, …"
+        None,
+        "What may differ from the checkpoint that is resumed, by name: data, learning_rate, seed, batch, max_length, "
+        "target, teacher, …; everything else that decides the trajectory must be the same.",
     )
     resume_with_other_target: bool = option(False, "The same as resume_with_other=[target, teacher, reference].")
     checkpoint_digests: bool = option(True, "Check a digest of every file of a checkpoint at resume, not sizes only.")

@@ -95,10 +95,14 @@ def refuse_parallelism(parallelism: Any, args: SFTConfig) -> None:
         )
     if parallelism is not None and parallelism.cp_enabled:
         raise ValueError(
-            "context parallelism shards the tokens, not the teacher's rows. Set cp_size=1; use FSDP2 or ZeRO-3."
+            "context parallelism shards the tokens of a batch but not the teacher's rows, and drops the mask between "
+            "packed documents. Set cp_size=1; use FSDP2 or ZeRO-3 for memory."
         )
     if parallelism is not None and parallelism.sp_enabled:
-        raise ValueError("DeepSpeed Ulysses reduces the model's own loss. Set sp_size=1; FSDP2 and ZeRO-3 save memory.")
+        raise ValueError(
+            "DeepSpeed Ulysses reduces the model's own loss over the sequence shards, so a target would not be "
+            "trained. Set sp_size=1; use FSDP2 or ZeRO-3 for memory."
+        )
 
 
 def refuse_missing_teacher(target: Target, args: TargetSFTConfig) -> NoReturn:

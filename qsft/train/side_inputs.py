@@ -140,5 +140,8 @@ def align(row: Batch, columns: Sequence[str]) -> Batch:
     aligned = {name: row[name] if isinstance(row[name], list) else [row[name]] * length for name in columns}
     for name, values in aligned.items():
         if len(values) != length:
-            raise ValueError(f"column {name!r} holds {len(values)} values for a row of {length} tokens: align it.")
+            raise ValueError(
+                f"column {name!r} holds {len(values)} values for a row of {length} tokens. Compute it on the tokenised "
+                "data set and pass that (input_ids, labels and the column)."
+            )
     return aligned

@@ -75,7 +75,10 @@ class RunTeacher:
         """The live teacher, which must speak the tokens of `tokenizer`; "base" is the student with its adapters off."""
         model, args = student if self.model == BASE else self.model, self.args
         if model is student and is_sharded(args):
-            raise ValueError("teacher='base' cannot run live here: its weights are sharded. Set teacher_cache=DIR.")
+            raise ValueError(
+                "teacher='base' cannot run live here: FSDP and ZeRO-3 gather the student's weights only inside its own "
+                "forward. Set teacher_cache=DIRECTORY: the base is then captured once, before training."
+            )
         if model is not student:
             if isinstance(model, nn.Module):
                 refuse_partial_copies(model)
@@ -115,7 +118,10 @@ class RunTeacher:
         """The cache with the documents in it: those it lacks are computed first, by a teacher that is then let go."""
         args = self.args
         if args.packing and args.packing_strategy == "wrapped":
-            logger.warning("packing_strategy='wrapped': this cache holds for one seed and max_length only; use 'bfd'.")
+            logger.warning(
+                "packing_strategy='wrapped' cuts documents where rows end, so this cache holds for one seed and one "
+                "max_length only. packing_strategy='bfd' makes caches that last."
+            )
         # The head is checked here too: a student that does not fit must not cost a capture.
         refuse_small_head(student.config.get_text_config().vocab_size, tokenizer.vocab_size, "the student")
         if isinstance(self.model, nn.Module):
@@ -220,7 +226,10 @@ def base_weights(student: Any, args: TargetSFTConfig) -> Any:
         return student
     name = student.config._name_or_path
     if not name:
-        raise ValueError("teacher='base' must load the student's first weights again: save the model, pass its path.")
+        raise ValueError(
+            "teacher='base' must load the student's first weights again (they are sharded), but the model came from no "
+            "directory or hub id. Save it first and pass its path as the model."
+        )
     return name
 
 

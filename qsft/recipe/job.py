@@ -178,7 +178,8 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
         return job
     if job.args.world_size != processes:
         raise ValueError(
-            f"only {job.args.world_size} of {processes} processes take part. On CPUs use accelerate/cpu.yaml."
+            f"only {job.args.world_size} of {processes} processes take part. With accelerate on the CPU use "
+            "recipes/accelerate/cpu.yaml: `--cpu` and MULTI_CPU start one process only."
         )
     from qsft.recipe.material import curated_settings
 

@@ -62,8 +62,8 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
             known = {key for row in rows for key in inspect.signature(row).parameters}
             raise ValueError(
                 f"none of the targets {', '.join(targets)} has a hyper-parameter {name!r}.{did_you_mean(name, known)} "
-                f"They take: {', '.join(sorted(known)) or 'none'}. A key of the recipe "
-                f"holds for the whole sweep: --{name} value."
+                f"They take: {', '.join(sorted(known)) or 'none'}. A key of the recipe holds for the whole sweep: "
+                f"--{name} value, and another --directory for another value."
             )
     return runs
 
@@ -177,7 +177,7 @@ class Sweep:
             self._record(run, [*self.done(run), step])
         elif not signalled:
             how = "failed" if code else "was stopped"
-            raise ValueError(f"the sweep stopped: {step} of {run.name} {how}. Rerun it to continue.")
+            raise ValueError(f"the sweep stopped: {step} of {run.name} {how}. Rerun the command to continue.")
         if signalled:
             raise KeyboardInterrupt  # the command says that it can be repeated
 

@@ -25,6 +25,7 @@ from typing import Any
 from qsft.evals.grade import LONGEST_ANSWER, Gold, Grade, after_thinking, find_rule, grade_choice, last_boxed
 
 TIME_LIMIT = 5.0  # seconds of CPU for one answer
+PATIENCE = 5.0  # times that limit by the clock, on a busy machine
 START_LIMIT = 120.0  # seconds for a judge to import sympy on a busy machine
 MEMORY_LIMIT = 4 << 30
 MOST_JUDGES = 16
@@ -98,7 +99,7 @@ class _Judge:
             self.process.stdin.write(case.encode() + b"\n")
             self.process.stdin.flush()
             # The judge stops itself after that much CPU; it is killed when it cannot, or gets no CPU at all.
-            answer = self._line(5 * self.time_limit + 5)
+            answer = self._line(PATIENCE * (self.time_limit + 1))
         except BrokenPipeError:  # the memory limit ended it between two cases
             answer = b""
         if not answer:

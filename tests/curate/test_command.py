@@ -103,6 +103,7 @@ def started(here, clock_directory):
     return start
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, started):
     words = ("--n", "4", *BRIEF)
     assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0

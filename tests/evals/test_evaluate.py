@@ -108,6 +108,7 @@ def test_stopped_and_resumed_it_equals_an_uninterrupted_run(
     assert json.loads((tmp_path / "summary.json").read_text("utf-8"))["tasks"] == whole_run[1].summary["tasks"]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_equal_one(sum_directory, sum_file, whole_run, tmp_path):
     entry = tmp_path / "entry.py"

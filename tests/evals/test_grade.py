@@ -168,10 +168,12 @@ def test_an_expression_that_would_hang_sympy_is_cut_off(hang, hasty):
     assert hasty.submit(BOX % number, number).result().correct
 
 
-def test_a_judge_that_no_longer_answers_is_replaced(hasty):
+def test_a_judge_that_no_longer_answers_is_replaced(hasty, monkeypatch):
     assert hasty.submit(BOX % "77", "77").result().correct
+    monkeypatch.setattr("qsft.evals.judge.PATIENCE", 1.0)
     os.kill(hasty._judges[0].process.pid, signal.SIGSTOP)
     assert hasty.submit(BOX % "88", "88").result().timed_out
+    monkeypatch.undo()
     assert hasty.submit(BOX % "99", "99").result().correct
 
 

@@ -465,11 +465,11 @@ def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, cap
 def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, capsys, monkeypatch):
     monkeypatch.setattr(pipeline, "FIRST_LOOK", 0.2)
     monkeypatch.setattr("qsft.files.os.fsync", lambda handle: time.sleep(0.3))
-    build(documents(20), progress=True, shard_bytes=1)
+    build(documents(8), progress=True, shard_bytes=1)
     assert re.search(
         r"\d+% of the time is waiting for writes. Put the cache .* on a faster disk", capsys.readouterr().err
     )
-    assert build(documents(20)).verify().ok
+    assert build(documents(8)).verify().ok
 
 
 def test_advice_follows_from_where_the_time_goes(build, documents, capsys, monkeypatch):

@@ -85,7 +85,7 @@ def test_encoding_a_decoded_exact_row_changes_nothing(sample):
 
 
 def test_compact_is_small_and_close_at_k_64_of_qwens_vocabulary():
-    rows = lively(100)
+    rows = lively(50)
     for codec, most_bytes, most_kl in ((Compact(64, QWEN), 217, 1e-5), (Exact(64, QWEN), 389, 1e-6)):
         size = len(codec.encode(rows)) / len(rows.label_logp)
         kl = encoding_kl(rows, decoded(codec, rows)).mean()
@@ -95,12 +95,12 @@ def test_compact_is_small_and_close_at_k_64_of_qwens_vocabulary():
 
 
 def test_top_p_costs_in_proportion_to_mean_k():
-    rows = lively(100)
+    rows = lively(50)
     short = truncate(rows, 0.99, min_k=1)
-    mean_k = (short.logps > -np.inf).sum() / 100
+    mean_k = (short.logps > -np.inf).sum() / 50
     assert 1 < mean_k < 50
     for name, codec in ((name, kind(64, QWEN)) for name, kind in ENCODINGS.items()):
-        size = len(codec.encode(short)) / 100
+        size = len(codec.encode(short)) / 50
         assert size == pytest.approx(row_bytes(name, 64, QWEN) * mean_k / 64, rel=0.25)
 
 
@@ -119,7 +119,7 @@ def test_truncate_keeps_the_shortest_prefix_with_the_mass(top_p, min_k):
 @pytest.mark.parametrize("kind", ENCODINGS.values())
 def test_the_tail_survives_rounding(kind):
     """1 − Σ exp(rounded log-probs) is wrong by several percent and more; the stored tail is fp16 of the true one."""
-    rows = lively(100)
+    rows = lively(50)
     out = decoded(kind(64, QWEN), rows)
     true = np.exp(rows.log_tail.astype(np.float64))
     stored = np.exp(out.log_tail.astype(np.float64))
@@ -129,7 +129,7 @@ def test_the_tail_survives_rounding(kind):
 
 
 def test_what_top_p_cuts_is_tail():
-    rows = lively(100)
+    rows = lively(50)
     short = truncate(rows, 0.9, min_k=1)
     mass = np.exp(short.logps.astype(np.float64)).sum(axis=1) + np.exp(short.log_tail)
     np.testing.assert_allclose(mass, 1, atol=1e-5)

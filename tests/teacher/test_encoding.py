@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsft.teacher.encoding import ENCODINGS, Compact, Exact, Rows, canonical, row_bytes, truncate
+from qsft.teacher.encoding import ENCODINGS, LOWEST, Compact, Exact, Rows, canonical, row_bytes, truncate
 from qsft.teacher.shards import encoding_kl
 
 QWEN = 151_936
@@ -163,3 +163,37 @@ def test_nan_is_never_encoded():
     rows = Rows(np.zeros((1, 2), np.int32), np.array([[0.0, np.nan]]), np.zeros(1), np.zeros(1))
     with pytest.raises(ValueError, match="NaN"):
         Exact(2, 10).encode(rows)
+
+
+@pytest.mark.parametrize("kind", ENCODINGS.values())
+@pytest.mark.parametrize(
+    ("bits", "is_logp"),
+    [
+        (0x0000, True),
+        (0x8000, True),
+        (0xFC00, True),
+        (0x3C00, False),
+        (0x7E00, False),
+        (0xFC01, False),
+        (0xFFFF, False),
+    ],
+)
+def test_of_all_halves_only_those_of_a_log_prob_are_read(kind, bits, is_logp):
+    """±0 and −inf are; 1.0 and both signs of NaN are not."""
+    codec = kind(8, 300)
+    payload = np.frombuffer(codec.encode(lively(3, vocab_size=300, k=8)), np.uint8).copy()
+    payload[3:5] = np.frombuffer(np.uint16(bits).tobytes(), np.uint8)  # the first label's, behind three counts
+    if is_logp:
+        assert codec.decode(payload, 3).label_logp.view(np.uint16)[0] == bits
+    else:
+        with pytest.raises(ValueError, match="log-prob above 0 or NaN"):
+            codec.decode(payload, 3)
+
+
+def test_a_slot_below_the_range_of_halves_stays_a_slot():
+    """Top −100 and a range of 65,504: the last level lies below fp16's smallest number, which is not −inf."""
+    halves = np.array([-1.0, -2.0, -100.0, 65504.0], "<f2").tobytes()  # label, tail, top, range
+    payload = bytes([2]) + halves + bytes([7, 9]) + bytes([255])  # two slots, their ids, the second's level
+    rows = Compact(2, 256).decode(np.frombuffer(payload, np.uint8), 1)
+    assert rows.ids.tolist() == [[7, 9]]
+    assert rows.logps.tolist() == [[-100.0, LOWEST]]

@@ -87,7 +87,7 @@ site: $(VENV)/.installed-site  ## the guide, as pages in .venv/site (its search 
 	@echo "built: open $(VENV)/site/index.html, or with search: $(PYTHON) -m http.server -d $(VENV)/site"
 
 docs: $(VENV)/.installed-test  ## write the generated parts of README and guide anew
-	$(BIN)/python tests/readme.py --write
+	$(BIN)/python tools/readme.py --write
 
 pictures: $(VENV)/.installed-test  ## take the README's and the guide's pictures anew, from the demo (needs chromium)
 	rm -rf $(VENV)/pictures && mkdir -p $(VENV)/pictures docs
@@ -96,14 +96,14 @@ pictures: $(VENV)/.installed-test  ## take the README's and the guide's pictures
 	  ../bin/qsft explore tokens demo --n 12 --out tokens.html && \
 	  ../bin/qsft explore alignment demo --n 200 --out alignment.html && \
 	  ../bin/qsft train demo --logging_steps 2 --output_dir run && ../bin/qsft explore run run --out run.html && \
-	  ../bin/python ../../docs/take_pictures.py targets.html "tokens.html#token-15" alignment.html run.html --out ../../docs && \
-	  ../bin/python ../../docs/draw_health.py --out ../../docs
+	  ../bin/python ../../tools/take_pictures.py targets.html "tokens.html#token-15" alignment.html run.html --out ../../docs && \
+	  ../bin/python ../../tools/draw_health.py --out ../../docs
 
 dist: $(VENV)/.installed-dev  ## build, check and try the wheel in a clean environment
 	rm -rf dist build
 	$(BIN)/python -m build --quiet
 	$(BIN)/twine check --strict dist/*
-	PYTHON=$(PYTHON) bash tests/try_wheel.sh dist/*.whl
+	PYTHON=$(PYTHON) bash tools/try_wheel.sh dist/*.whl
 
 clean:  ## remove the environment and what was built
 	rm -rf $(VENV) $(VENV)-vllm $(VENV)-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

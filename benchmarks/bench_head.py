@@ -28,7 +28,7 @@ from qsft.losses.matmuls import tokens_per_chunk
 from qsft.targets.view import SideInputs
 
 K = 64
-OURS = ("sft", "dft", "target", "gem", "iw_sft")
+OURS = ("sft", "dft", "target_sft", "gem", "iw_sft")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def full_logits_sft(x: Inputs) -> None:
 
 
 def full_logits_target(x: Inputs) -> None:
-    target_loss((x.hidden @ x.weight.t()).float(), x.labels, make_target("target"), x.teacher).backward()
+    target_loss((x.hidden @ x.weight.t()).float(), x.labels, make_target("target_sft"), x.teacher).backward()
 
 
 def ours(name: str, head_kernel: str = "auto") -> Callable[[Inputs], None]:

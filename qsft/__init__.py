@@ -10,8 +10,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Target": "qsft.targets.target",
-    "TARGETS": "qsft.targets.zoo",
-    "make_target": "qsft.targets.zoo",
+    "TARGETS": "qsft.targets.registry",
+    "make_target": "qsft.targets.registry",
     "TokenView": "qsft.targets.view",
     "TopK": "qsft.targets.view",
     "SideInputs": "qsft.targets.view",

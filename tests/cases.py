@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from qsft.targets.registry import make_target
 from qsft.targets.view import SideInputs, TopK
-from qsft.targets.zoo import make_target
 
 TAILS = ("drop", "ghost")
 
@@ -34,10 +34,10 @@ ROWS: list[tuple[str, dict]] = [
     ("kd", {"temperature": 0.5}),
     *[("kd_hybrid", {"c": c, "tail": tail}) for c in (0.2, 1.0) for tail in TAILS],
     ("kd_hybrid", {"temperature": 2.0}),
-    *[("target", {"eta": eta, "tail": tail}) for eta in (0.0, 0.2, 0.5, 1.0) for tail in TAILS],
-    *[("target", {"eta": eta, "form": "reward"}) for eta in (0.0, 0.5, 2.0)],
-    *[("target_mixture", {"c": c, "eta": 0.5, "tail": tail}) for c in (0.3, 1.0) for tail in TAILS],
-    *[("target_constant", {"c": c, "eta": 0.5, "tail": tail}) for c in (0.3, 1.0) for tail in TAILS],
+    *[("target_sft", {"eta": eta, "tail": tail}) for eta in (0.0, 0.2, 0.5, 1.0) for tail in TAILS],
+    *[("target_sft", {"eta": eta, "form": "reward"}) for eta in (0.0, 0.5, 2.0)],
+    *[("target_sft_mixture", {"c": c, "eta": 0.5, "tail": tail}) for c in (0.3, 1.0) for tail in TAILS],
+    *[("target_sft_constant", {"c": c, "eta": 0.5, "tail": tail}) for c in (0.3, 1.0) for tail in TAILS],
 ]
 IDS = [f"{name}-{'-'.join(f'{v}' for v in hparams.values())}" for name, hparams in ROWS]
 

@@ -11,7 +11,7 @@ LOCAL = (
 )
 TINY = LOCAL + " --data_dir {files}/numina.jsonl"
 SAMPLES = "--data_dir tasks --n 2 --max_new_tokens 4"
-STANDS_FOR = {"NAME": "target", "RECIPE": "numina_qwen_math_1p5b"}
+STANDS_FOR = {"NAME": "target_sft", "RECIPE": "numina_qwen_math_1p5b"}
 # Every command of the README, in its blocks and in its prose; one that is missing fails the test that meets it.
 README_BLOCKS = {
     "qsft plan numina_qwen_math_1p5b --gpus 8 --gpu_memory 80": TINY,
@@ -22,27 +22,29 @@ README_BLOCKS = {
     ),
     "qsft train numina_qwen_math_1p5b --accelerate_config zero3": f"{TINY} --dry_run --num_processes 1",
     "qsft eval numina_qwen_math_1p5b": SAMPLES,
-    "qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target eta=0.2,0.5,1.0": f"{TINY} --dry_run",
+    "qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target_sft eta=0.2,0.5,1.0": f"{TINY} --dry_run",
     "qsft cache build numina_qwen_math_1p5b": TINY,
     "qsft cache info caches/numina_qwen_math_1p5b": "",
     "qsft cache verify caches/numina_qwen_math_1p5b --teacher Qwen/Qwen2.5-Math-1.5B-Instruct --sample 64": (
         "--teacher {files}/teacher"
     ),
     "qsft eval runs/numina_qwen_math_1p5b-sft --tasks math500,aime24 --protocol paper-math": SAMPLES,
-    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target": "",
-    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target --paper numina_qwen_math_1p5b": "",
+    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target_sft": "",
+    "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target_sft --paper numina_qwen_math_1p5b": (
+        ""
+    ),
     "qsft report": "",
     "qsft explore targets": "",
     "qsft explore tokens numina_qwen_math_1p5b": f"{TINY} --n 2",
     "qsft explore alignment numina_qwen_math_1p5b": f"{TINY} --n 4",
-    "qsft explore run runs/numina_qwen_math_1p5b-target": "",
+    "qsft explore run runs/numina_qwen_math_1p5b-target_sft": "",
 }
 README_PROSE = {
     "qsft targets NAME": "",
     "qsft plan": "--help",  # the block has it whole
-    "qsft demo --noise 0": "--quick --targets sft target",
+    "qsft demo --noise 0": "--quick --targets sft target_sft",
     "qsft demo --worlds": "--help",  # a slow test of tests/demo runs it
-    "qsft demo --wrong-teacher": "--quick --targets dft target",
+    "qsft demo --wrong-teacher": "--quick --targets dft target_sft",
     "qsft explore alignment": "--help",  # the block has it whole
     "qsft curate": "--help",  # the guide has it whole
 }

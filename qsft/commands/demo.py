@@ -18,7 +18,7 @@ examples:
   qsft demo --wrong-teacher                        a teacher that is sure and wrong: Target-SFT loses
   qsft demo --wrong-teacher half                   ... and wrong in half of what it teaches
   qsft demo --worlds                               all of these side by side in one table
-  qsft demo --targets sft target:eta=0.2 dft:lr=1e-3   any rows of `qsft targets`
+  qsft demo --targets sft target_sft:eta=0.2 dft:lr=1e-3   any rows of `qsft targets`
   qsft demo --methods rft,star,grape               data-level methods beside the targets
   qsft demo --quick                                a few steps of everything, to see that it runs
 """

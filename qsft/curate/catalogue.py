@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 from qsft.curate.likely import critical, grape
 from qsft.curate.own_words import rft, self_distill, star
-from qsft.targets.did_you_mean import did_you_mean
+from qsft.validation import did_you_mean
 
 METHODS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (rft, star, grape, self_distill, critical)}
 

@@ -20,8 +20,8 @@ from qsft.data.prompts import CONVERSATIONS, PRESETS, document, render
 from qsft.data.sources import DEFAULTS, SOURCES, DataSettings, Source, curated_form, find_source
 from qsft.files import write_text
 from qsft.fingerprints import digest_json
-from qsft.targets.did_you_mean import did_you_mean
 from qsft.targets.view import IGNORED
+from qsft.validation import did_you_mean
 
 # File ending → the loader of `datasets` that reads it.
 LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}

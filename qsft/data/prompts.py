@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from qsft.targets.did_you_mean import did_you_mean
 from qsft.targets.view import IGNORED
+from qsft.validation import did_you_mean
 
 SYSTEM = "You are a helpful assistant."
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."

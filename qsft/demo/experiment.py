@@ -23,7 +23,7 @@ from qsft.demo.world import EQUALS, ClockProblem, fact, make_tokenizer
 from qsft.explore.tokens import tokens_page, xray
 from qsft.page import write_page
 from qsft.progress import quiet_libraries
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 from qsft.teacher.capture import build_cache
 from qsft.teacher.lookup import TeacherCache
 
@@ -78,7 +78,7 @@ def run_seed(scenario: Scenario, methods: Sequence[Method], out: Path, phases: P
             place = fine_tune(scenario, method, data, base, cache, out / method.slug, phases)
             memory[key] = place, measure_model(method.label, place, scenario, phases)
         places[method.label], models[method.label] = memory[key]
-    coloured = xray(load(base), make_tokenizer(), data, make_target("target"), cache, n=COLOURED)
+    coloured = xray(load(base), make_tokenizer(), data, make_target("target_sft"), cache, n=COLOURED)
     tokens = write_page(out / "tokens.html", tokens_page(coloured, title="Demonstrations, token by token"))
     named = {TOKENS: tokens, "teacher cache": cache.path, **places}
     return SeedResult(

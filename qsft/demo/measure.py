@@ -20,7 +20,7 @@ from qsft.evals.evaluate import evaluate
 from qsft.evals.grade import Grade
 from qsft.evals.protocol import Generation, Protocol
 from qsft.evals.tasks import Problem, Task
-from qsft.losses.self_check import evaluating
+from qsft.losses.evaluation_mode import evaluating
 from qsft.progress import Progress
 from qsft.targets.fixed_point import fixed_point
 from qsft.targets.target import Target

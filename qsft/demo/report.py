@@ -152,7 +152,7 @@ def next_steps(results: Results) -> list[tuple[str, str]]:
     """(command, what it does), what follows most naturally first, with the paths of this very run."""
     scenario, places = results.scenario, results.seeds[0].places
     explore = f"qsft explore tokens --model {places[BASE]} --teacher_cache {places['teacher cache']}"
-    varied = "qsft demo --targets sft target:eta=0.2 target:eta=1.0"
+    varied = "qsft demo --targets sft target_sft:eta=0.2 target_sft:eta=1.0"
     recipe = "the same Target-SFT model from a recipe; so does accelerate launch recipes/demo.yaml"
     steps = {
         "qsft demo --seeds 3": len(results.seeds) == 1 and "the same over three seeds",

@@ -71,7 +71,7 @@ class Results:
     @property
     def hero(self) -> str | None:
         """The Target-SFT among the methods, the best one if there are several."""
-        candidates = [method.label for method in self.methods if method.row == "target"]
+        candidates = [method.label for method in self.methods if method.row == "target_sft"]
         return max(candidates, key=lambda label: self.line(label).average, default=None)
 
     def line(self, label: str) -> Line:
@@ -117,7 +117,7 @@ def committed_seeds() -> dict[str, Any]:
 
 
 def _about_target_sft(results: Results) -> Iterator[str]:
-    hero, rivals = results.hero, [m for m in results.methods if m.row != "target" and not m.control]
+    hero, rivals = results.hero, [m for m in results.methods if m.row != "target_sft" and not m.control]
     if hero is None or not rivals:
         yield f"First to last: {ordering(results)}."
         return

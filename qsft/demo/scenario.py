@@ -20,9 +20,9 @@ from qsft.demo import world
 from qsft.demo.world import ClockProblem, Writer, make_tokenizer
 from qsft.progress import Progress
 from qsft.recipe.keys import read_word
+from qsft.targets.registry import make_target
 from qsft.targets.target import Target
 from qsft.targets.view import IGNORED
-from qsft.targets.zoo import make_target
 from qsft.teacher.lookup import TeacherCache
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
@@ -158,7 +158,7 @@ METHODS = (
     Method("KD 1.0", "kd"),
     Method("KD sharpened", "kd", {"temperature": 0.5}, control="the teacher at temperature 0.5"),
     Method("Beyond log", "beyond_log", {"alpha": 0.5}, control="a loss without a teacher"),
-    Method("Target-SFT", "target", {"eta": 0.5}),
+    Method("Target-SFT", "target_sft", {"eta": 0.5}),
 )
 DATA_LEVEL = (
     Method("RFT", "sft", curate="rft"),
@@ -170,7 +170,7 @@ DATA_LEVEL = (
 
 
 def parse_methods(words: list[str]) -> tuple[Method, ...]:
-    """Methods as the command line writes them: `sft`, `target:eta=0.2`, `kd:temperature=0.5,lr=1e-3`."""
+    """Methods as the command line writes them: `sft`, `target_sft:eta=0.2`, `kd:temperature=0.5,lr=1e-3`."""
     methods = tuple(map(_parse, words))
     repeated = [label for label, count in Counter(method.label for method in methods).items() if count > 1]
     if repeated:
@@ -184,7 +184,7 @@ def _parse(word: str) -> Method:
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
         if not value:
-            raise ValueError(f"--targets {word!r}: {part!r} is not key=value. Write for example target:eta=0.2.")
+            raise ValueError(f"--targets {word!r}: {part!r} is not key=value. Write for example target_sft:eta=0.2.")
         given[key] = read_word(value)
     rate = given.pop(RATE, CALM.get(row))
     method = Method(word, row, given, float(rate) if rate is not None else None)

@@ -21,7 +21,7 @@ from qsft.evals.eval_directory import EvalDirectory, graded_tasks, read_result
 from qsft.evals.report import Findings, Table, percent, plot, points_with_intervals, with_interval
 from qsft.evals.stats import Result, Scores, lengths, macro_average, mean_over_problems
 from qsft.files import read_json
-from qsft.targets.did_you_mean import did_you_mean
+from qsft.validation import did_you_mean
 
 SHAPE = '{"rows": {"SFT": {"math500": 61.2, …}, …}}, accuracies in per cent under the names of tasks'
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from qsft.data.prompts import Prompt, encode
 from qsft.evals.grade import find_rule
 from qsft.ledger import Key
-from qsft.targets.did_you_mean import did_you_mean
+from qsft.validation import did_you_mean
 
 STOP = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
 TEXT_CHECK = 32  # tokens between looks for a stop string; the text is cut exactly afterwards

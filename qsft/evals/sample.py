@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TopKLogitsWar
 from transformers.cache_utils import DynamicLayer
 
 from qsft.evals.protocol import TEXT_CHECK, Generation, Request, Sampling, Stops, context_of, plan, row_key
-from qsft.losses.self_check import evaluating
+from qsft.losses.evaluation_mode import evaluating
 
 MOST_ROWS = 512
 CPU_MEMORY = 2 << 30

@@ -18,7 +18,7 @@ from qsft.evals.grade import Gold, Grade, last_boxed
 from qsft.evals.protocol import Generation
 from qsft.files import read_lines, shown
 from qsft.ledger import check_stage
-from qsft.targets.did_you_mean import did_you_mean
+from qsft.validation import did_you_mean
 
 Placed = tuple[str, Mapping[str, Any]]  # where a row stands (for messages), what it holds
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from qsft.explore.tokens import Document, Teacher, Words, observe, teacher_label_probs, visible
 from qsft.losses.sums import HIGH, QUADRANTS, UNKNOWN, quadrant
+from qsft.targets.registry import TARGETS
 from qsft.targets.target import Mixture, Target
 from qsft.targets.view import ROLES, Full, TokenView
-from qsft.targets.zoo import TARGETS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,7 @@ MOVED = 0.05  # a target trains on a token when it asks for at least this much p
 MOST_WORDS = 15
 SURE = 0.9
 GAP = 0.05  # between claim and labels: below, a sure teacher is as right as it says
-SHOWN = ("sft", "dft", "target", "kd")  # the targets that sentences compare; the table has all
+SHOWN = ("sft", "dft", "target_sft", "kd")  # the targets that sentences compare; the table has all
 CAVEAT = "This reads probabilities before training; it is a reason to try a target first, not a result."
 
 
@@ -212,8 +212,8 @@ def suggestions(data: Mapping[str, Any]) -> Iterator[str]:
         yield about_sure
     if shares["rescue"] < 0.02:
         said = ""
-        if {"target", "dft"} <= set(targets):  # target also moves mass where dft leaves the token alone
-            guided, plain = targets["target"]["moved"], targets["dft"]["moved"]
+        if {"target_sft", "dft"} <= set(targets):  # target also moves mass where dft leaves the token alone
+            guided, plain = targets["target_sft"]["moved"], targets["dft"]["moved"]
             close = abs(guided - plain) <= 0.2 * max(guided, plain)
             said = " The two stay close" if close else " They differ all the same, in what they ask beside the label"
             said += f": target asks to move {guided:.3f} of the probability per token, dft {plain:.3f}."

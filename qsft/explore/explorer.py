@@ -20,11 +20,11 @@ from torch import Tensor
 
 from qsft.page import COLOURS, page, static
 from qsft.targets.fixed_point import fixed_point
+from qsft.targets.registry import TARGETS
 from qsft.targets.residual import FORMS, TAILS
 from qsft.targets.table import entry, formula
 from qsft.targets.target import LossTarget, Target
 from qsft.targets.view import SideInputs, TokenView, TopK
-from qsft.targets.zoo import TARGETS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qsft.losses.evaluation_mode import evaluating
 from qsft.losses.head import attach_target_head
-from qsft.losses.self_check import evaluating
 from qsft.losses.sums import QUADRANTS, UNKNOWN, quadrant
 from qsft.page import escape, page, static
 from qsft.targets.table import formula

@@ -81,7 +81,7 @@ def fused_target_loss(
     Labels of −100 are left out; with LabelTokens they are left out already, and nothing waits for the device.
     `chunk` tokens are projected at a time. `head_kernel` is "torch", "triton", or "auto": triton on a GPU that has it.
 
-    >>> from qsft.targets.zoo import make_target
+    >>> from qsft.targets.registry import make_target
     >>> out = fused_target_loss(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 0]), make_target("sft"))
     >>> round(out.loss.item(), 4)   # 2·ln 4
     2.7726

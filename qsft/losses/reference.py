@@ -22,7 +22,7 @@ def target_loss(
     scale·(p − Q). Teacher and side inputs have one row per row of `logits`.
 
     >>> import torch
-    >>> from qsft.targets.zoo import make_target
+    >>> from qsft.targets.registry import make_target
     >>> z, y = torch.zeros(2, 4), torch.tensor([1, -100])
     >>> round(target_loss(z, y, make_target("sft")).item(), 4)   # ln 4
     1.3863

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from qsft.losses.matmuls import Projection, rows_per_block
 from qsft.losses.sums import token_sums
-from qsft.targets.did_you_mean import check_choice
 from qsft.targets.dist import Ghost, OneHot, Sparse, Student
 from qsft.targets.target import Mixture
 from qsft.targets.view import EMPTY, HOLE, TopK
+from qsft.validation import check_choice
 
 if TYPE_CHECKING:
     from qsft.losses.fused import Spec

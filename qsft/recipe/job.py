@@ -17,8 +17,8 @@ from qsft.evals.model_under_test import of_the_model
 from qsft.processes import world_size
 from qsft.recipe.keys import ORIGIN, RecipeSettings
 from qsft.recipe.recipe_file import DEFAULT_TARGET, Recipe
+from qsft.targets.registry import make_target
 from qsft.targets.target import Target
-from qsft.targets.zoo import make_target
 from qsft.teacher.manifest import MANIFEST
 from qsft.train.config import TargetSFTConfig, as_dict
 from qsft.train.teacher import cache_directory

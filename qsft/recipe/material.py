@@ -18,7 +18,7 @@ from qsft.processes import is_main, process_group
 from qsft.recipe.job import WORLDS, Job, configure
 from qsft.recipe.keys import ORIGIN, RecipeSettings
 from qsft.recipe.recipe_file import DEFAULT_TARGET, read_recipe
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 from qsft.teacher.documents import Documents
 from qsft.teacher.lookup import TeacherCache
 from qsft.teacher.source import default_device

@@ -26,7 +26,7 @@ from qsft.recipe.trained import BASE, RECORD, base_words, recorded, student_of
 PAPER_METHODS = Published({}, paper()["methods"])
 DEFAULT_PLACES = ("runs", "sweeps", "evals")  # where trainings, sweeps and evaluations of hub models go by default
 SUMMARY = "summary.json"  # what an evaluation writes last
-FIRST = (BASE, "sft", "dft", "kd_hybrid", "target")  # the paper's columns, in its order
+FIRST = (BASE, "sft", "dft", "kd_hybrid", "target_sft")  # the paper's columns, in its order
 UNTRAINED: dict[str, Any] = {"recipe": None, "target": BASE, "target_kwargs": {}, "values": {}}
 CAPTION = "Average accuracy, % [95 % interval], and in brackets what the paper prints for the same benchmarks"
 Overview = Mapping[str, Any]
@@ -136,7 +136,7 @@ def _missing(name: str, setting: Mapping[str, Any], methods: Sequence[str], trai
         record = recorded(run)
         if record["recipe"] == name:
             commands[run_name(record["target"], record["target_kwargs"])] = f"qsft eval {shlex.quote(shown(run))}"
-    rows = {cell["row"] for cell in setting["cells"].values()}  # target-eta0.2 is the paper's Target-SFT too
+    rows = {cell["row"] for cell in setting["cells"].values()}  # target_sft-eta0.2 is the paper's Target-SFT too
     for method in methods:
         if method not in setting["cells"] and not (method in FIRST and PAPER_METHODS.row_of(method, {}) in rows):
             yield f"{name}, {method}: {commands.get(method, f'qsft sweep {name} --grid target={method}')}"

@@ -16,10 +16,10 @@ from qsft.files import shown
 from qsft.recipe import PACKAGED
 from qsft.recipe.keys import ORIGIN, RecipeSettings, keys, parse_words, read_word
 from qsft.recipe.relaunch import LAUNCHER_KEYS
-from qsft.targets.did_you_mean import did_you_mean
+from qsft.validation import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
-DEFAULT_TARGET = "target"  # TargetSFTConfig's
+DEFAULT_TARGET = "target_sft"  # TargetSFTConfig's
 MOST_VALUES = 10_000  # of a file with its aliases written out
 
 
@@ -73,8 +73,8 @@ def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) 
 def run_name(target: str, hparams: Mapping[str, Any]) -> str:
     """What a run's directory is called: the target and what is special about it.
 
-    >>> run_name("target", {"eta": 0.2})
-    'target-eta0.2'
+    >>> run_name("target_sft", {"eta": 0.2})
+    'target_sft-eta0.2'
     """
     return "-".join([target, *(f"{key}{value}" for key, value in hparams.items())])
 

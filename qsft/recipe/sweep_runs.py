@@ -22,9 +22,9 @@ from qsft.recipe.keys import read_word
 from qsft.recipe.recipe_file import read_recipe, run_name
 from qsft.recipe.relaunch import LAUNCHER_KEYS, run_child, split_words
 from qsft.recipe.trained import BASE, PLAIN, base_words
-from qsft.targets.did_you_mean import did_you_mean
-from qsft.targets.zoo import TARGETS, make_target
+from qsft.targets.registry import TARGETS, make_target
 from qsft.train.checkpoints import LAST, checkpoints, resolve_checkpoint
+from qsft.validation import did_you_mean
 
 TRAINED = "trainer_state.json"  # what a training writes last, after the model; one that a signal stopped has none
 
@@ -44,7 +44,7 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
     """The runs of `target=sft,target eta=0.2,0.5`; a hyper-parameter is varied for the targets that take it.
 
     >>> [run.name for run in expand_grid(["target=sft,target", "eta=0.2,0.5"])]
-    ['sft', 'target-eta0.2', 'target-eta0.5']
+    ['sft', 'target_sft-eta0.2', 'target_sft-eta0.5']
     """
     axes: dict[str, list[Any]] = {}
     for word in words:
@@ -54,7 +54,7 @@ def expand_grid(words: Sequence[str]) -> list[Run]:
         if name in axes:
             raise ValueError(f"--grid says {name} twice. Write all its values as one word: {name}=value,value.")
         axes[name] = [read_word(value) for value in dict.fromkeys(values.split(","))]
-    targets = [str(name) for name in axes.pop("target", ["target"])]
+    targets = [str(name) for name in axes.pop("target", ["target_sft"])]
     runs = [run for target in targets for run in _points(target, axes)]
     for name in axes:
         if not any(name in run.hparams for run in runs):

@@ -22,7 +22,7 @@ def fixed_point(
     sft: d · kd: T · kd_hybrid: cT+(1−c)d · label smoothing: λ/V+(1−λ)d · sft_kl: (d+λT)/(1+λ) · gem: ∝ d^β
     target: ∝ T·(1−d)^(−1/η)
 
-    >>> from qsft.targets.zoo import make_target
+    >>> from qsft.targets.registry import make_target
     >>> fixed_point(make_target("sft"), torch.tensor([0.25, 0.75]))
     tensor([0.2500, 0.7500])
     """

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qsft.targets.did_you_mean import check_choice, check_range
 from qsft.targets.dist import Dense, Dist, Ghost, Sparse, Student, Uniform
 from qsft.targets.view import EMPTY, Full, TokenView, TopK
+from qsft.validation import check_choice, check_range
 
 Terms = list[tuple[Tensor, Dist]]
 TAILS = ("drop", "ghost")

@@ -2,8 +2,8 @@
 
 import inspect
 
+from qsft.targets.registry import TARGETS, make_target
 from qsft.targets.target import LossTarget, Target
-from qsft.targets.zoo import TARGETS, make_target
 
 COLUMNS = ("name", "γ", "π̃", "scale", "hyper-parameters", "needs", "reference")
 COMBINING = "\u0303"  # the tilde of π̃, which takes no width

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.targets.did_you_mean import check_choice, check_range
 from qsft.targets.view import SideInputs, TokenView
+from qsft.validation import check_choice, check_range
 
 PerToken = Float[Tensor, " N"]
 

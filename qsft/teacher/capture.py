@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from qsft.files import NoSpace, make_directory, probe, publish, shown
-from qsft.losses.self_check import evaluating
+from qsft.losses.evaluation_mode import evaluating
 from qsft.processes import is_main
 from qsft.progress import Progress
 from qsft.teacher.documents import Documents

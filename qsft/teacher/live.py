@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from qsft.losses.evaluation_mode import evaluating
 from qsft.losses.head import Head, base_causal_lm, label_states, output_head
 from qsft.losses.matmuls import tokens_per_chunk
-from qsft.losses.self_check import evaluating
 from qsft.targets.view import Full, TopK
 
 STRIPES = 16  # top_k looks at the maxima over this many logits first

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from qsft.files import shown
 from qsft.fingerprints import digest, file_digest
-from qsft.losses.self_check import evaluating
+from qsft.losses.evaluation_mode import evaluating
 from qsft.progress import Progress
 from qsft.targets.view import TopK
 from qsft.teacher.documents import document_key, label_positions

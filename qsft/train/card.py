@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from qsft.targets.registry import TARGETS
 from qsft.targets.table import describe
-from qsft.targets.zoo import TARGETS
 
 TITLE = "A Unifying Lens on Supervised Fine-Tuning Through Target Distribution Design"
 BIBTEX = f"""\

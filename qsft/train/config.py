@@ -114,7 +114,7 @@ class TargetSFTConfig(SFTConfig):
         if self.target is None and self.loss_type == "dft":
             logger.warning("loss_type='dft' names a target: target='dft' is trained unless the trainer is given one.")
             self.target, self.loss_type = "dft", "nll"
-        self.target = self.target or "target"
+        self.target = self.target or "target_sft"
         for own in (known for known in fields(self) if known.name in TargetSFTConfig.__annotations__):
             allowed, value = own.metadata.get("choices"), getattr(self, own.name)
             if allowed and value not in allowed:

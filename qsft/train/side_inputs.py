@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers.utils import logging
 from trl import SFTConfig, pack_dataset
 
+from qsft.losses.evaluation_mode import evaluating
 from qsft.losses.head import SIDE_INPUTS, TEACHER_INPUTS, label_logps, to_bits
-from qsft.losses.self_check import evaluating
 from qsft.targets.target import Target
 from qsft.targets.view import IGNORED
 from qsft.teacher.documents import Span

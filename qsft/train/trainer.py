@@ -16,14 +16,14 @@ from transformers import PreTrainedModel, TrainingArguments
 from trl import SFTTrainer
 
 from qsft.losses.head import LABEL_COUNT, attach_target_head
-from qsft.losses.self_check import check_head
 from qsft.losses.slots import takes_kernels
 from qsft.losses.sums import SUM_NAMES
+from qsft.targets.registry import make_target
 from qsft.targets.target import Target
-from qsft.targets.zoo import make_target
 from qsft.train import card, safeguards, side_inputs
 from qsft.train.collator import TaughtTrainer
 from qsft.train.config import TargetSFTConfig, as_dict
+from qsft.train.head_check import check_head
 from qsft.train.metrics import MetricSums
 from qsft.train.teacher import RunTeacher, Teacher
 

@@ -11,12 +11,12 @@ import readme
 from commands import README_BLOCKS, README_PROSE, run
 
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 
 REPO = Path(__file__).parents[2]
 
 LEFT_BEHIND = """
-    caches/numina_qwen_math_1p5b/manifest.json runs/numina_qwen_math_1p5b-target/eval/report.html
+    caches/numina_qwen_math_1p5b/manifest.json runs/numina_qwen_math_1p5b-target_sft/eval/report.html
     runs/numina_qwen_math_1p5b-sft/eval/report.html comparison/comparison.html
     targets.html tokens.html alignment.html run.html
 """
@@ -207,17 +207,6 @@ def test_files_that_the_prose_names_are_there():
     assert named
     for name in named:
         assert (REPO / name).exists() or (REPO / "qsft" / name).exists(), name
-
-
-def test_the_tree_names_every_room():
-    (tree,) = [block for block in readme.snippets("") if block.startswith("qsft/targets")]
-    named = [line.split()[0].rstrip("/") for line in tree.splitlines()]
-    assert all((REPO / name).is_dir() for name in named)
-    rooms = {f"qsft/{file.parent.name}" for file in (REPO / "qsft").glob("*/__init__.py")}
-    assert rooms == {name for name in named if name.startswith("qsft/")}
-    (ground,) = re.findall(r"lies the ground floor: (.+)\.$", readme.prose(), re.MULTILINE)
-    floor = {file.name for file in (REPO / "qsft").glob("*.py")} - {"__init__.py", "__main__.py", "cli.py"}
-    assert set(re.findall(r"`(\w+\.py)`", ground)) == floor
 
 
 @pytest.fixture(scope="module")

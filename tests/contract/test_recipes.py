@@ -28,7 +28,7 @@ SETTINGS = {
     "m23k_qwen_7b": ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"),
 }
 PAPER = {
-    "target": "target",
+    "target": "target_sft",
     "target_kwargs": {"eta": 0.5},
     "teacher_top_k": 64,
     "optim": "adamw_torch",
@@ -88,7 +88,7 @@ def test_a_recipe_parses_into_the_trainers_configuration(file, tmp_path):
     )
     if job.settings.global_batch_size:
         assert job.global_batch == job.settings.global_batch_size
-    assert job.args.target == "target"
+    assert job.args.target == "target_sft"
 
 
 @pytest.mark.parametrize("file", sorted(RECIPES.glob("accelerate/*.yaml")), ids=lambda file: file.stem)

@@ -11,13 +11,13 @@ def test_the_defaults_are_those_of_the_issue():
 
 
 def test_known_methods_keep_their_names_and_others_are_called_as_written():
-    sft, dft, half, fifth = parse_methods(["sft", "dft", "target:eta=0.5", "target:eta=0.2,lr=2e-3"])
+    sft, dft, half, fifth = parse_methods(["sft", "dft", "target_sft:eta=0.5", "target_sft:eta=0.2,lr=2e-3"])
     assert (sft.label, dft.label, half.label) == ("SFT", "SFT(p)", "Target-SFT")
-    assert (fifth.label, fifth.hparams, fifth.learning_rate) == ("target:eta=0.2,lr=2e-3", {"eta": 0.2}, 2e-3)
+    assert (fifth.label, fifth.hparams, fifth.learning_rate) == ("target_sft:eta=0.2,lr=2e-3", {"eta": 0.2}, 2e-3)
 
 
 def test_words_stay_words():
-    (method,) = parse_methods(["target:tail=ghost"])
+    (method,) = parse_methods(["target_sft:tail=ghost"])
     assert method.hparams == {"tail": "ghost"}
 
 
@@ -25,8 +25,8 @@ def test_words_stay_words():
     ("word", "message"),
     [
         ("targt", "did you mean|Did you mean"),
-        ("target:etta=1", "hyper-parameter 'etta'"),
-        ("target:eta", "not key=value"),
+        ("target_sft:etta=1", "hyper-parameter 'etta'"),
+        ("target_sft:eta", "not key=value"),
     ],
 )
 def test_a_wrong_word_is_explained(word, message):

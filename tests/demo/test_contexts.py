@@ -4,7 +4,7 @@ import torch
 from qsft.demo.foundation import untrained
 from qsft.demo.measure import Contexts, every_fact, knowledge
 from qsft.demo.world import ADDING, KINDS, MULTIPLYING, WORDS, ClockProblem, evaluation_problems, fact
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 
 CONTEXTS = Contexts.of(evaluation_problems(40, seed=0))
 
@@ -28,14 +28,14 @@ def test_sft_goes_to_the_labels_and_kd_to_the_teacher():
 def test_target_sft_is_surer_than_labels_and_teacher():
     teacher = torch.full((len(CONTEXTS.right), 10), 0.1 / 9)
     teacher.scatter_(-1, CONTEXTS.right[:, None], 0.9)
-    predicted = CONTEXTS.predicted(make_target("target", eta=0.5), 0.25, teacher)
+    predicted = CONTEXTS.predicted(make_target("target_sft", eta=0.5), 0.25, teacher)
     ratio = (0.9 / (0.1 / 9)) * ((1 - 0.25 / 9) / 0.25) ** 2  # p*(right)/p*(one slip) by hand
     assert predicted[ADDING] == pytest.approx(ratio / (ratio + 9), abs=1e-6)
 
 
 def test_clean_labels_leave_no_doubt():
     teacher = torch.full((len(CONTEXTS.right), 10), 0.1)
-    assert CONTEXTS.predicted(make_target("target"), 0.0, teacher) == pytest.approx(dict.fromkeys(KINDS, 1.0))
+    assert CONTEXTS.predicted(make_target("target_sft"), 0.0, teacher) == pytest.approx(dict.fromkeys(KINDS, 1.0))
 
 
 def test_a_model_has_a_distribution_over_numbers_in_every_context():

@@ -25,7 +25,7 @@ def out(home, tmp_path_factory):
     """The results of a quick run of two methods over two seeds."""
     directory = tmp_path_factory.mktemp("out")
     words = ["demo", "--quick", "--seeds", "2", "--out", str(directory)]
-    assert main([*words, "--targets", "target", "cft"]) == 0
+    assert main([*words, "--targets", "target_sft", "cft"]) == 0
     return directory
 
 
@@ -58,7 +58,7 @@ def test_demonstrations_are_coloured_by_the_x_ray_of_explore(out):
 def test_models_can_be_loaded_by_anybody(out):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    directory = out / "seed-0" / "target-eta0.5"
+    directory = out / "seed-0" / "target_sft-eta0.5"
     tokenizer, model = AutoTokenizer.from_pretrained(directory), AutoModelForCausalLM.from_pretrained(directory)
     ids = tokenizer("<bos> 7 +5 *3 -8 ?", return_tensors="pt")
     assert model.generate(**ids, max_new_tokens=3, do_sample=False).shape == (1, 9)

@@ -17,7 +17,7 @@ def worlds(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QSFT_HOME", str(tmp_path_factory.mktemp("home")))
         out = tmp_path_factory.mktemp("worlds")
-        assert main(["demo", "--worlds", "--out", str(out), "--targets", "sft", "dft", "target"]) == 0
+        assert main(["demo", "--worlds", "--out", str(out), "--targets", "sft", "dft", "target_sft"]) == 0
         yield out
 
 
@@ -58,7 +58,7 @@ def test_four_worlds_stand_in_one_table(worlds):
 
 def test_a_method_without_a_teacher_is_trained_once_for_the_same_demonstrations(worlds):
     trained = sorted(str(path.parent.relative_to(worlds)) for path in worlds.rglob("model.safetensors"))
-    everywhere = [f"{world}/seed-0/target-eta0.5" for world in ("clean", "half-wrong", "right", "wrong")]
+    everywhere = [f"{world}/seed-0/target_sft-eta0.5" for world in ("clean", "half-wrong", "right", "wrong")]
     once = [f"{world}/seed-0/{name}" for world in ("clean", "right") for name in ("dft", "sft")]
     assert trained == sorted([*everywhere, *once])
     found = json.loads((worlds / "results.json").read_text())["worlds"]
@@ -69,7 +69,7 @@ def test_a_method_without_a_teacher_is_trained_once_for_the_same_demonstrations(
 def test_the_recipe_trains_the_same_target_sft(worlds, tmp_path):
     recipe, cache = tmp_path / "recipe", tmp_path / "cache"
     assert main(["train", "demo", "--output_dir", str(recipe), "--teacher_cache", str(cache)]) == 0
-    ours = load_file(worlds / "right" / "seed-0" / "target-eta0.5" / "model.safetensors")
+    ours = load_file(worlds / "right" / "seed-0" / "target_sft-eta0.5" / "model.safetensors")
     theirs = load_file(recipe / "model.safetensors")
     assert theirs.keys() == ours.keys()
     for name, weight in ours.items():

@@ -18,7 +18,7 @@ SILENT = {"logging_strategy", "disable_tqdm"}  # how a run talks, not what it le
 def test_the_recipe_trains_as_the_demo_does():
     recipe = read_recipe("demo")
     scenario = Scenario()
-    target = next(method for method in METHODS if method.row == "target")
+    target = next(method for method in METHODS if method.row == "target_sft")
     ours = config_values(scenario.fine_tuning, scenario.seed, target=target.row, target_kwargs=target.hparams)
     values = recipe.part(TargetSFTConfig)
     assert {key: values[key] for key in ours if key not in SILENT} == {k: v for k, v in ours.items() if k not in SILENT}

@@ -15,29 +15,29 @@ pytestmark = pytest.mark.distributed
 SAVED = {"save": True, "steps": 4}
 STUDENTS = {"untied": {"model": "untied"}, "tied": {"model": "tied"}, "lora": {"model": "untied", "lora": True}}
 MATRIX = [
-    {"name": f"{target}-{student}", "target": target, **how, **(SAVED if target == "target" else {})}
-    for target in ("target", "sft", "iw_sft", "gem")
+    {"name": f"{target}-{student}", "target": target, **how, **(SAVED if target == "target_sft" else {})}
+    for target in ("target_sft", "sft", "iw_sft", "gem")
     for student, how in STUDENTS.items()
 ]
 # A target with a teacher on each student; without one, with whole documents and with the whole tile on one each.
-TRIED = ("target-untied", "target-tied", "target-lora", "sft-lora", "iw_sft-tied", "gem-untied")
+TRIED = ("target_sft-untied", "target_sft-tied", "target_sft-lora", "sft-lora", "iw_sft-tied", "gem-untied")
 CASES = [case for case in MATRIX if case["name"] in TRIED]
 REST = [case for case in MATRIX if case["name"] not in TRIED]
 CASES += [
     {"name": "psft", "target": "psft", "model": "untied"},  # scores batches with the wrapped student
-    {"name": "live", "target": "target", "model": "untied", "teacher": "live"},
-    {"name": "built", "target": "target", "model": "untied", "teacher": "built"},  # the cache, by all processes
-    {"name": "bf16", "target": "target", "model": "untied", "bf16": True},
+    {"name": "live", "target": "target_sft", "model": "untied", "teacher": "live"},
+    {"name": "built", "target": "target_sft", "model": "untied", "teacher": "built"},  # the cache, by all processes
+    {"name": "bf16", "target": "target_sft", "model": "untied", "bf16": True},
 ]
 EXACT = [case["name"] for case in CASES if "bf16" not in case]
 RESUMED = [
     {**case, "name": f"{case['name']}-resumed", "resumes": case["name"]}
     for case in CASES
-    if case["name"] in ("target-untied", "target-lora")
+    if case["name"] in ("target_sft-untied", "target_sft-lora")
 ]
 WHOLE = ["ddp", "zero3", "fsdp2"]
 NARROW = ["two_nodes", "zero2"]  # what a second launcher and ZeRO's second stage could break
-FEW = ["target-untied", "target-tied", "target-lora", "psft", "bf16"]
+FEW = ["target_sft-untied", "target_sft-tied", "target_sft-lora", "psft", "bf16"]
 
 
 def quick_with_ddp(*cases):
@@ -109,7 +109,7 @@ def test_bf16_rounds_neither_the_teacher_nor_the_loss(trained, backend):
         assert not torch.equal(losses, losses.bfloat16().float())
 
 
-@pytest.mark.parametrize("case", ["target-untied", "target-tied"])
+@pytest.mark.parametrize("case", ["target_sft-untied", "target_sft-tied"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_final_model_loads_in_plain_transformers_and_is_that_of_one_process(trained, backend, case):
     alone = AutoModelForCausalLM.from_pretrained(trained("single")[0] / case)
@@ -143,7 +143,7 @@ def test_a_model_in_memory_that_fsdp_left_empty_is_refused_in_every_process(trai
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ddp"])
 def test_a_rank_killed_inside_a_save_leaves_a_run_that_resumes_bit_for_bit(launch, backend):
-    case = next(case for case in CASES if case["name"] == "target-untied")
+    case = next(case for case in CASES if case["name"] == "target_sft-untied")
     unbroken, _ = launch(backend, [case])
     folder, ranks = launch(backend, [{**case, "dies": "1"}], fails=True)
     assert not ranks

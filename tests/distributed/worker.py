@@ -142,7 +142,7 @@ def what_ran(trainer):
 def refuse_empty_copies(world, run):
     """What is said about teachers in memory that FSDP's RAM-efficient loading left empty in all but one process."""
     sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
-    args, errors, path = settings({"name": "empty", "target": "target"}, world, run), [], world / "teacher"
+    args, errors, path = settings({"name": "empty", "target": "target_sft"}, world, run), [], world / "teacher"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(world)
     os.environ.update(sharded)
     model = AutoModelForCausalLM.from_pretrained(path)

@@ -7,7 +7,7 @@ import pytest
 from qsft.evals.comparison import paper, published_setting, read_published
 from qsft.evals.tasks import GROUPS
 from qsft.recipe.recipe_file import packaged_recipes
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 
 SETTINGS = paper()["settings"]
 

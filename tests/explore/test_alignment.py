@@ -8,7 +8,7 @@ from qsft.explore.alignment import BINS, CAVEAT, comparable_targets, in_words, m
 from qsft.explore.heatmap import alignment_figure, alignment_page, pull_figure, reliability_figure
 from qsft.explore.tokens import read_document
 from qsft.losses.sums import QUADRANTS
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_counts_are_those_of_the_tokens(data, student, documents, cache):
 
 def test_what_targets_move(data):
     effects = data["targets"]
-    assert set(effects) == set(comparable_targets()) >= {"sft", "dft", "target", "kd"}
+    assert set(effects) == set(comparable_targets()) >= {"sft", "dft", "target_sft", "kd"}
     for effect in effects.values():
         assert sum(effect["quadrants"].values()) == pytest.approx(1.0)
     # ½·Σ|p − δ| is 1 − p_y, and the p-loss weighs it by p_y.
@@ -107,7 +107,7 @@ def made_up(borne_out=0.96, guided=0.1, **shares):
     weak = {**effect, "moved": 0.1}
     facts = {"label_in_topk": 0.99, "teacher_top1": 0.7, "student_top1": 0.6}
     claims = {"from": [0.95], "count": [100], "claimed": [0.97], "borne_out": [borne_out], "doubted": []}
-    targets = {"sft": effect, "dft": weak, "target": {**effect, "moved": guided}}
+    targets = {"sft": effect, "dft": weak, "target_sft": {**effect, "moved": guided}}
     return {"shares": quadrants, "targets": targets, "reliability": claims, **facts}
 
 
@@ -115,7 +115,7 @@ def made_up(borne_out=0.96, guided=0.1, **shares):
     ("shares", "words"),
     [
         ({"agree": 0.95, "filter": 0.05}, "little to learn"),
-        ({"filter": 0.6, "agree": 0.4}, "dft 75%, target 75% less"),
+        ({"filter": 0.6, "agree": 0.4}, "dft 75%, target_sft 75% less"),
         ({"rescue": 0.3, "agree": 0.6, "filter": 0.1}, "Correction is a large part"),
         ({"student_only": 0.3, "agree": 0.7}, "small η"),
     ],

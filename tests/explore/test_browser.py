@@ -12,9 +12,9 @@ from qsft.explore.runs import Run, run_page
 from qsft.explore.tokens import tokens_page, xray
 from qsft.losses.reference import target_loss
 from qsft.page import write_page
+from qsft.targets.registry import make_target
 from qsft.targets.target import LossTarget
 from qsft.targets.view import TokenView
-from qsft.targets.zoo import make_target
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
 from selenium.webdriver.common.keys import Keys
@@ -37,12 +37,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def targets(folder):
-    return write_page(folder / "targets.html", targets_page([LossTarget(focal), "target", "sft", "kd"], named=False))
+    return write_page(
+        folder / "targets.html", targets_page([LossTarget(focal), "target_sft", "sft", "kd"], named=False)
+    )
 
 
 @pytest.fixture(scope="module")
 def seen(student, tokenizer, documents, cache):
-    return xray(student, tokenizer, documents, make_target("target"), cache)
+    return xray(student, tokenizer, documents, make_target("target_sft"), cache)
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +86,14 @@ def expected(target, p_y, t_y):
 
 def test_sliders_show_what_python_computes(browser, targets):
     browser.open(targets)
-    Select(browser.one("#first-target")).select_by_visible_text("target")
+    Select(browser.one("#first-target")).select_by_visible_text("target_sft")
     for move_p, move_t, move_eta in ((0, 0, 0), (9, 0, 0), (-4, -5, 3), (6, 4, -8)):
         browser.slide("#situation [data-axis=p]", move_p)
         browser.slide("#situation [data-axis=teacher]", move_t)
         browser.slide("#first [data-axis=eta]", move_eta)
         p, t = (float(browser.text(f"#situation .slider:nth-child({n}) output")) for n in (1, 2))
         eta = float(browser.text("#first output"))
-        assert numbers(browser) == pytest.approx(expected(make_target("target", eta=eta), p, t), abs=6e-4)
+        assert numbers(browser) == pytest.approx(expected(make_target("target_sft", eta=eta), p, t), abs=6e-4)
         assert numbers(browser, "second") == pytest.approx(expected(make_target("sft"), p, t), abs=6e-4)
 
 

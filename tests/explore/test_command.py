@@ -101,4 +101,4 @@ def test_what_is_missing_is_said(models, cache):
     with pytest.raises(ValueError, match="--n 0"):
         run("tokens", "--model", models / "student", "--teacher_cache", cache.path, "--n", 0)
     with pytest.raises(ValueError, match="KEY=VALUE"):
-        run("tokens", "--model", models / "student", "--teacher_cache", cache.path, "--target", "target", "0.2")
+        run("tokens", "--model", models / "student", "--teacher_cache", cache.path, "--target", "target_sft", "0.2")

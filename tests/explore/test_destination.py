@@ -3,7 +3,7 @@ import torch
 
 from qsft.explore import explorer
 from qsft.explore.explorer import closed_form, descend
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 
 P = explorer.student_probs(torch.tensor(explorer.P_GRID[::4], dtype=torch.float64))
 T = explorer.teacher_probs(torch.full((len(P),), 0.4, dtype=torch.float64))
@@ -18,8 +18,8 @@ T = explorer.teacher_probs(torch.full((len(P),), 0.4, dtype=torch.float64))
         ("label_smoothing", {}),
         ("sft_kl", {}),
         ("gem", {}),
-        ("target", {"eta": 0.3}),
-        ("target", {"eta": 1.0}),
+        ("target_sft", {"eta": 0.3}),
+        ("target_sft", {"eta": 1.0}),
     ],
 )
 def test_descent_from_anywhere_ends_where_the_closed_form_says(name, hparams):

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 import qsft.explore
 from qsft.explore import explorer
 from qsft.explore.explorer import targets_page
+from qsft.targets.registry import TARGETS
 from qsft.targets.target import LossTarget, Target
 from qsft.targets.trust import Constant
-from qsft.targets.zoo import TARGETS
 
 
 def carried(html):

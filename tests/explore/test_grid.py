@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from qsft.explore import explorer
 from qsft.explore.explorer import SITUATION, VALUES, Axis, evaluate, situation_of, tabulate
 from qsft.losses.reference import target_loss
+from qsft.targets.registry import TARGETS
 from qsft.targets.target import LossTarget, Target
 from qsft.targets.trust import Constant
 from qsft.targets.view import SideInputs
-from qsft.targets.zoo import TARGETS
 
 V = len(explorer.TOKENS)
 

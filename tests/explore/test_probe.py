@@ -5,9 +5,9 @@ import torch
 from qsft.explore.tokens import read_document
 from qsft.losses.head import attach_target_head
 from qsft.losses.sums import QUADRANTS, SUM_NAMES
+from qsft.targets.registry import make_target
 from qsft.targets.target import LossTarget
 from qsft.targets.view import TokenView
-from qsft.targets.zoo import make_target
 from qsft.teacher.live import LiveTeacher
 
 
@@ -23,7 +23,7 @@ def dense(student, documents, cache):
     return at, view
 
 
-@pytest.mark.parametrize("name", ["sft", "dft", "target", "kd_hybrid", "asft", "gem"])
+@pytest.mark.parametrize("name", ["sft", "dft", "target_sft", "kd_hybrid", "asft", "gem"])
 def test_what_is_seen_is_what_full_logits_say(name, student, documents, cache, dense):
     at, view = dense
     target = make_target(name)
@@ -50,7 +50,7 @@ def test_a_weight_per_document_is_filled_in(student, documents, cache, dense):
 
 def test_alternatives_are_the_likeliest_of_both(student, documents, cache, dense):
     _, view = dense
-    seen = read_document(student, documents[0], make_target("target"), cache, top=3)
+    seen = read_document(student, documents[0], make_target("target_sft"), cache, top=3)
     p = view.logits.softmax(dim=-1)
     for i in range(len(seen["p"])):
         assert seen["alternatives"][i, :3, 0].tolist() == p[i].topk(3).indices.tolist()
@@ -65,11 +65,11 @@ def test_quadrants_count_as_training_counts_them(student, documents, cache):
     mine = dict.fromkeys(QUADRANTS, 0)
     logged = dict.fromkeys(QUADRANTS, 0)
     for document in documents:
-        seen = read_document(student, document, make_target("target"), cache)
+        seen = read_document(student, document, make_target("target_sft"), cache)
         ids, labels = (torch.tensor([document[name]]) for name in ("input_ids", "labels"))
         rows = cache.lookup(document["input_ids"], document["labels"])
         with torch.no_grad():
-            sums = student(input_ids=ids, labels=labels, target=make_target("target"), teacher=rows).sums
+            sums = student(input_ids=ids, labels=labels, target=make_target("target_sft"), teacher=rows).sums
         for i, name in enumerate(QUADRANTS):
             mine[name] += int((seen["quadrant"] == i).sum())
             logged[name] += int(sums[SUM_NAMES.index(name)])
@@ -78,14 +78,14 @@ def test_quadrants_count_as_training_counts_them(student, documents, cache):
 
 
 def test_a_live_teacher_and_none(student, documents):
-    live = read_document(student, documents[0], make_target("target"), LiveTeacher(student))
+    live = read_document(student, documents[0], make_target("target_sft"), LiveTeacher(student))
     assert np.allclose(live["p"], live["t"], atol=1e-5)
     assert (read_document(student, documents[0], make_target("dft"))["quadrant"] == -1).all()
 
 
 def test_the_models_mode_is_left_as_it_was(student, documents, cache):
     student.train()
-    read_document(student, documents[0], make_target("target"), cache)
+    read_document(student, documents[0], make_target("target_sft"), cache)
     assert student.training
     student.eval()
 

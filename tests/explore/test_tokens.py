@@ -7,7 +7,7 @@ import pytest
 from qsft.explore import tokens
 from qsft.explore.tokens import read_document, tokens_page, xray
 from qsft.losses.sums import QUADRANTS
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 
 EVIL = "<script>window.hacked=1</script>"
 P, T, GAMMA, Q, GRADIENT, KIND, ALTERNATIVES = range(3, 10)
@@ -15,13 +15,13 @@ P, T, GAMMA, Q, GRADIENT, KIND, ALTERNATIVES = range(3, 10)
 
 @pytest.fixture(scope="module")
 def data(student, tokenizer, documents, cache):
-    return xray(student, tokenizer, documents, make_target("target"), cache, n=5)
+    return xray(student, tokenizer, documents, make_target("target_sft"), cache, n=5)
 
 
 def test_the_numbers_are_those_of_the_probe(data, student, documents, cache):
     assert len(data["documents"]) == 5
     for shown, document in zip(data["documents"], documents):
-        seen = read_document(student, document, make_target("target"), cache)
+        seen = read_document(student, document, make_target("target_sft"), cache)
         assert len(shown["tokens"]) == len(seen["p"])
         for row, p, t, gamma, q in zip(shown["tokens"], seen["p"], seen["t"], seen["gamma"], seen["q"]):
             assert (row[P], row[T], row[GAMMA], row[Q]) == pytest.approx((p, t, gamma, q), rel=1e-3)
@@ -47,7 +47,7 @@ def test_it_is_json_and_counts_add_up(data):
 
 def test_a_page_holds_no_more_tokens_than_it_can_show(monkeypatch, student, tokenizer, documents, cache):
     monkeypatch.setattr(tokens, "MOST_TOKENS", 20)
-    data = xray(student, tokenizer, documents, make_target("target"), cache)
+    data = xray(student, tokenizer, documents, make_target("target_sft"), cache)
     assert data["label_tokens"] == 20
     assert data["left_out"] > 0
 
@@ -67,7 +67,7 @@ def test_documents_are_drawn_one_at_a_time_and_forgotten(student, tokenizer, doc
             yield document
             del document
 
-    assert len(xray(student, tokenizer, endless(), make_target("target"), cache, n=30)["documents"]) == 30
+    assert len(xray(student, tokenizer, endless(), make_target("target_sft"), cache, n=30)["documents"]) == 30
     assert most <= 2
 
 

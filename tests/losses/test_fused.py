@@ -65,7 +65,7 @@ def test_transforms_of_the_logits(softcap, logit_scale, with_bias, monkeypatch):
     blocks_of(monkeypatch, 3, weight)
     bias = bias if with_bias else None
     inputs = [t for t in (hidden, weight, bias) if t is not None]
-    for name in ("target", "gem", "label_smoothing"):
+    for name in ("target_sft", "gem", "label_smoothing"):
         target = make_target(name)
         want = torch.autograd.grad(eager(hidden, weight, bias, batch, target, softcap, logit_scale), inputs)
         out = fused_target_loss(
@@ -121,11 +121,11 @@ class CountMatmuls(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("name", "frozen", "grad", "count"),
     [
-        ("target", False, True, 3),
+        ("target_sft", False, True, 3),
         ("sft", False, True, 3),
         ("gem", False, True, 3),
-        ("target", True, True, 2),
-        ("target", False, False, 1),
+        ("target_sft", True, True, 2),
+        ("target_sft", False, False, 1),
         ("iw_sft", False, True, 4),
         ("iw_sft", False, False, 2),
     ],
@@ -169,9 +169,9 @@ def test_autocast_computes_in_its_dtype_and_keeps_float32_statistics():
     batch = make_batch(dtype=torch.float32)
     hidden, weight, _ = head_inputs(batch, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        out = fused_target_loss(hidden, weight, batch.labels, make_target("target"), batch.teacher)
+        out = fused_target_loss(hidden, weight, batch.labels, make_target("target_sft"), batch.teacher)
     rounded = fused_target_loss(
-        hidden.detach().bfloat16(), weight.detach().bfloat16(), batch.labels, make_target("target"), batch.teacher
+        hidden.detach().bfloat16(), weight.detach().bfloat16(), batch.labels, make_target("target_sft"), batch.teacher
     )
     assert out.loss.dtype == torch.float32
     assert out.loss.item() == rounded.loss.item()
@@ -182,7 +182,7 @@ def test_autocast_computes_in_its_dtype_and_keeps_float32_statistics():
 def test_no_labels_give_a_zero_that_is_connected():
     batch = make_batch()
     hidden, weight, _ = head_inputs(batch)
-    for name in ("sft", "target", "iw_sft", "gem"):
+    for name in ("sft", "target_sft", "iw_sft", "gem"):
         out = fused_target_loss(
             hidden, weight, torch.full_like(batch.labels, -100), make_target(name), batch.teacher, side=batch.side
         )
@@ -208,7 +208,7 @@ def test_own_loss_runs_through_it():
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["target", "kd", "asft"])
+@pytest.mark.parametrize("name", ["target_sft", "kd", "asft"])
 def test_full_teacher(name):
     batch = make_batch()
     inputs = head_inputs(batch)
@@ -242,9 +242,9 @@ def test_ids_beyond_the_students_head_are_dropped_and_the_rest_renormalised():
     kept = TopK(ids[:, :-1], batch.teacher.logps[:, :-1] - torch.log1p(-batch.teacher.logps[:, -1:].exp()))
     for tail in ("drop", "ghost"):
         out = fused_target_loss(
-            hidden, weight, batch.labels, make_target("target", tail=tail), TopK(ids, batch.teacher.logps)
+            hidden, weight, batch.labels, make_target("target_sft", tail=tail), TopK(ids, batch.teacher.logps)
         )
-        want = fused_target_loss(hidden, weight, batch.labels, make_target("target", tail=tail), kept)
+        want = fused_target_loss(hidden, weight, batch.labels, make_target("target_sft", tail=tail), kept)
         torch.testing.assert_close(out.loss, want.loss)
 
 
@@ -294,7 +294,7 @@ def test_chunks_fit_the_budget_and_are_even():
     assert tokens_per_chunk(10_000, 151_936, torch.float32) * 151_936 * 4 <= TILE_BYTES
 
 
-@pytest.mark.parametrize("name", ["target", "gem"])
+@pytest.mark.parametrize("name", ["target_sft", "gem"])
 def test_the_peak_is_below_two_tiles_and_two_gradients_whatever_the_number_of_tokens(name, profiled_peak, monkeypatch):
     vocab, width, chunk = 20_000, 32, 64
     weight = torch.randn(vocab, width, requires_grad=True)
@@ -315,7 +315,7 @@ def test_the_peak_is_below_two_tiles_and_two_gradients_whatever_the_number_of_to
 def test_the_sums_are_what_they_say():
     batch = make_batch(empty=(5,), ignored=())
     hidden, weight, _ = head_inputs(batch)
-    out = fused_target_loss(hidden, weight, batch.labels, make_target("target"), batch.teacher, chunk=4)
+    out = fused_target_loss(hidden, weight, batch.labels, make_target("target_sft"), batch.teacher, chunk=4)
     m = out.metrics
     logp = (hidden @ weight.t()).detach().log_softmax(-1)
     p = logp.exp()
@@ -410,7 +410,7 @@ def test_a_ratio_beyond_float_is_clipped_and_not_nan():
 
 
 @pytest.mark.parametrize("log_tail", [-9.0, -14.0, -18.0, -40.0])
-@pytest.mark.parametrize("name", ["sft_kl", "target"])
+@pytest.mark.parametrize("name", ["sft_kl", "target_sft"])
 def test_a_small_tail_is_right_in_float32(name, log_tail):
     """1 − Σp was 5 to 12 % wrong at tails of 1e-4 to 1e-6 and jumped to 0 at 3e-7."""
     hidden = torch.eye(6, dtype=torch.float64)[:1]
@@ -459,7 +459,7 @@ def test_a_negative_id_is_an_empty_slot():
     ids, logps = batch.teacher.ids.clone(), batch.teacher.logps.clone()
     ids[:, -1] = -1
     emptied = TopK(ids.clamp(min=0), logps.index_fill(-1, torch.tensor([4]), float("-inf")))
-    for name in ("kd", "target"):
+    for name in ("kd", "target_sft"):
         got, want = (
             fused_target_loss(hidden, weight, batch.labels, make_target(name), teacher).loss
             for teacher in (TopK(ids, logps), emptied)

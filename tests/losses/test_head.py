@@ -99,7 +99,7 @@ def gradients(model, loss):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["target", "sft", "iw_sft"])
+@pytest.mark.parametrize("name", ["target_sft", "sft", "iw_sft"])
 def test_equals_full_logits(family, name, batch):
     torch.manual_seed(0)
     model = FAMILIES[family]()
@@ -148,7 +148,7 @@ def test_no_labels_give_a_connected_zero(batch):
     model = FAMILIES["qwen2-tied"]()
     attach_target_head(model)
     data["labels"] = torch.full_like(data["labels"], -100)
-    out = model(**data, **extra, target=make_target("target"))
+    out = model(**data, **extra, target=make_target("target_sft"))
     grads = gradients(model, out.loss)
     assert out.loss.item() == 0
     assert grads
@@ -166,7 +166,7 @@ def test_only_label_positions_reach_the_head(batch, monkeypatch):
     monkeypatch.setattr(
         head, "fused_target_loss", lambda hidden, *a, **k: seen.append(len(hidden)) or original(hidden, *a, **k)
     )
-    model(**data, **extra, target=make_target("target"))
+    model(**data, **extra, target=make_target("target_sft"))
     assert seen == [(data["labels"][:, 1:] != -100).sum()]
 
 
@@ -184,7 +184,7 @@ def test_lora_trains_adapters_only_and_never_the_head(batch):
     data, extra = batch
     model = get_peft_model(FAMILIES["qwen2"](), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     attach_target_head(model)
-    out = model(**data, **extra, target=make_target("target"))
+    out = model(**data, **extra, target=make_target("target_sft"))
     grads = gradients(model, out.loss)
     assert grads
     assert all("lora" in name for name in grads)
@@ -204,7 +204,7 @@ def test_modules_to_save_on_the_head_trains_the_copy(batch):
         LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"),
     )
     attach_target_head(model)
-    grads = gradients(model, model(**data, **extra, target=make_target("target")).loss)
+    grads = gradients(model, model(**data, **extra, target=make_target("target_sft")).loss)
     assert any("modules_to_save" in name for name in grads)
 
 

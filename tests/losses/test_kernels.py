@@ -80,7 +80,7 @@ def test_equal_to_the_torch_path(name, hparams, dtype, launched):
     assert launched == {"row_statistics": runs, "write_gradient": runs}
 
 
-@pytest.mark.parametrize("name", ["target", "asft", "dft"])
+@pytest.mark.parametrize("name", ["target_sft", "asft", "dft"])
 @pytest.mark.parametrize(("softcap", "logit_scale"), [(None, 0.25), (2.0, 1.0), (2.0, 0.25)])
 def test_bias_scale_and_softcap_are_applied_as_the_tile_is_read(name, softcap, logit_scale, launched):
     batch = make_batch(dtype=torch.float32, vocab_size=20)  # the last rows of the head are padding
@@ -89,7 +89,7 @@ def test_bias_scale_and_softcap_are_applied_as_the_tile_is_read(name, softcap, l
     assert launched["write_gradient"] == 2
 
 
-@pytest.mark.parametrize("name", ["target", "sft_kl"])
+@pytest.mark.parametrize("name", ["target_sft", "sft_kl"])
 @pytest.mark.parametrize("vocab", [64, 65, 130])
 def test_rows_longer_than_a_block(name, vocab, monkeypatch):
     from qsft.losses import kernels
@@ -146,18 +146,18 @@ def test_repeated_ids_and_slots_of_the_whole_vocabulary(launched):
     everything = torch.arange(23).repeat(9, 1)
     full = TopK(everything, batch.full_teacher.float().gather(-1, everything), batch.teacher.label_logp)
     for teacher in (TopK(ids, batch.teacher.logps, batch.teacher.label_logp), full):
-        for target in (make_target("kd", tail="ghost"), make_target("target")):
+        for target in (make_target("kd", tail="ghost"), make_target("target_sft")):
             assert_equal(both(batch, target, teacher=teacher), 1e-6)
     assert launched["row_statistics"] == 4
 
 
 def test_own_targets_take_the_kernels_unless_they_read_the_whole_tile(launched):
     batch = make_batch(dtype=torch.float32)
-    own = Target(lambda view: (0.5 * view.label_logp).exp(), make_target("target").residual)
+    own = Target(lambda view: (0.5 * view.label_logp).exp(), make_target("target_sft").residual)
     assert_equal(both(batch, own), 1e-6)
     assert launched["write_gradient"] == 1
     whole = [
-        Target(lambda view: view.logits.softmax(-1).amax(-1), make_target("target").residual),
+        Target(lambda view: view.logits.softmax(-1).amax(-1), make_target("target_sft").residual),
         Target(lambda view: 0.5 * torch.ones_like(view.lse), lambda view: torch.full((len(view.lse), 23), 1 / 23)),
         LossTarget(lambda z, y: torch.nn.functional.cross_entropy(z, y, reduction="none")),
     ]  # fmt: skip

@@ -64,7 +64,7 @@ class Products(TorchDispatchMode):
 # Each row with each word among its hyper-parameters that chooses other code; numbers choose none.
 WORDS = (
     [(name, {}) for name in TARGETS]
-    + [(n, {"tail": "ghost"}) for n in ("kd", "target")]
+    + [(n, {"tail": "ghost"}) for n in ("kd", "target_sft")]
     + [("iw_sft", {"ratio": "raw"})]
 )
 

@@ -36,7 +36,9 @@ def test_the_peak_is_what_the_torch_path_holds(profiled_peak, monkeypatch):
     h, w = (torch.randn(n, hidden).bfloat16().requires_grad_() for n in (tokens, vocabulary))
     labels = torch.randint(vocabulary, (tokens,))
     teacher = TopK(torch.randint(vocabulary, (tokens, 4)), torch.randn(tokens, 4).log_softmax(-1))
-    measured = profiled_peak(lambda: fused_target_loss(h, w, labels, make_target("target"), teacher).loss.backward())
+    measured = profiled_peak(
+        lambda: fused_target_loss(h, w, labels, make_target("target_sft"), teacher).loss.backward()
+    )
     modelled = head_bytes(tokens, hidden, vocabulary, top_k=4, device="cpu")
     assert modelled == pytest.approx(measured, rel=0.25)
 

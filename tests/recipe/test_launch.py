@@ -82,7 +82,7 @@ def test_anchor_rows_read_the_student_before_training_and_both_caches_stay(tiny_
     tiny = tiny_run("numina")
     monkeypatch.setenv("QSFT_CACHE", str(tiny.folder / "home"))
     found = {}
-    for target in ("target", "asft", "kd_hybrid"):
+    for target in ("target_sft", "asft", "kd_hybrid"):
         words = [*tiny.words, "--target", target, "--max_steps", "1", "--output_dir", str(tiny.folder / target)]
         train(read_recipe("numina_qwen_math_1p5b", words))
         capsys.readouterr()
@@ -90,9 +90,9 @@ def test_anchor_rows_read_the_student_before_training_and_both_caches_stay(tiny_
         line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  cache "))
         assert line.endswith("documents, complete")
         found[target] = Path(line.split()[1].rstrip(":"))
-    assert found["target"] == found["kd_hybrid"] == tiny.folder / "cache"
+    assert found["target_sft"] == found["kd_hybrid"] == tiny.folder / "cache"
     assert found["asft"].is_relative_to(tiny.folder / "home")
-    rows = [TeacherCache(found[target]).vocab_size for target in ("target", "asft")]
+    rows = [TeacherCache(found[target]).vocab_size for target in ("target_sft", "asft")]
     assert rows == [384, 320]  # the teacher's head and the student's
 
 

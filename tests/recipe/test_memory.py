@@ -123,8 +123,8 @@ def test_the_head_tile_is_within_a_fifth_of_the_profilers_peak(
     vocab, width, tokens, k, tile, block, trainable, monkeypatch, profiled_peak
 ):
     from qsft.losses import fused, matmuls
+    from qsft.targets.registry import make_target
     from qsft.targets.view import TopK
-    from qsft.targets.zoo import make_target
 
     monkeypatch.setattr(matmuls, "TILE_BYTES", tile)
     monkeypatch.setattr(matmuls, "CPU_BLOCK_BYTES", block)
@@ -135,7 +135,7 @@ def test_the_head_tile_is_within_a_fifth_of_the_profilers_peak(
 
     def run():
         teacher = TopK(ids.int().long(), logps.half())
-        fused.fused_target_loss(hidden, weight, labels, make_target("target"), teacher).loss.backward()
+        fused.fused_target_loss(hidden, weight, labels, make_target("target_sft"), teacher).loss.backward()
 
     how = {"trained": trainable, "top_k": k, "compute": torch.float32, "device": "cpu"}
     planned = head_bytes(tokens, width, vocab, **how)

@@ -46,25 +46,25 @@ def write_run(place, target, share, recipe="numina_qwen_math_1p5b", tasks=TASKS,
 
 def test_settings_by_methods_with_published_numbers_wins_and_what_is_missing(tmp_path):
     write_run(tmp_path, "sft", 0.3)
-    best = write_run(tmp_path, "target", 0.8)
+    best = write_run(tmp_path, "target_sft", 0.8)
     write_run(tmp_path, "kd_hybrid", 0.6, c=0.2)
     write_run(tmp_path, "dft", None)
     write_run(tmp_path, "sft", 0.4, recipe="mine")
     write_evaluation(tmp_path / "evals" / "base", 0.1, STUDENT)
     found = overview([tmp_path])
     assert list(found["settings"]) == ["numina_qwen_math_1p5b", "mine"]
-    assert found["methods"] == ["base", "sft", "target", "kd_hybrid-c0.2"]
+    assert found["methods"] == ["base", "sft", "target_sft", "kd_hybrid-c0.2"]
     cells = found["settings"]["numina_qwen_math_1p5b"]["cells"]
-    assert cells["target"]["acc"]["mean"] == result("t", 0.8).scores.mean()
-    assert cells["target"]["directory"] == str(best / "eval")
-    assert cells["target"]["lenient"]["mean"] == 1
+    assert cells["target_sft"]["acc"]["mean"] == result("t", 0.8).scores.mean()
+    assert cells["target_sft"]["directory"] == str(best / "eval")
+    assert cells["target_sft"]["lenient"]["mean"] == 1
     assert found["settings"]["mine"]["cells"]["base"] == cells["base"]  # one evaluation for both
     published = found["settings"]["numina_qwen_math_1p5b"]["published"]
     assert published["sft"] == pytest.approx((0.4229 + 0.0082) / 2)
     assert published["kd_hybrid-c0.2"] == pytest.approx((0.4432 + 0.0145) / 2)
     assert found["settings"]["mine"]["published"] == {}
-    assert found["wins"] == {"target": 1, "sft": 1}
-    assert found["published_wins"] == {"target": 1}
+    assert found["wins"] == {"target_sft": 1, "sft": 1}
+    assert found["published_wins"] == {"target_sft": 1}
     first = "numina_qwen_math_1p5b, "
     assert f"{first}dft: qsft eval {tmp_path}/numina_qwen_math_1p5b-dft-None" in found["missing"]
     assert f"{first}kd_hybrid: qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid" in found["missing"]
@@ -100,14 +100,14 @@ def test_the_command_writes_page_and_tables(tmp_path, monkeypatch, capsys):
     assert main(["report"]) == 2
     assert "no evaluated run of a recipe below runs, sweeps, evals. Train one" in capsys.readouterr().err
     write_run(tmp_path / "runs", "sft", 0.3)
-    write_run(tmp_path / "runs", "target", 0.8, eta=0.5)
+    write_run(tmp_path / "runs", "target_sft", 0.8, eta=0.5)
     assert main(["report"]) == 0
     assert "| numina_qwen_math_1p5b |" in capsys.readouterr().out
     latex = (tmp_path / "report" / "report.tex").read_text()
     assert r"numina\_qwen\_math\_1p5b" in latex
     assert latex.count(r"\textbf") == 1
     assert "Settings and methods" in (tmp_path / "report" / "report.html").read_text()
-    assert json.loads((tmp_path / "report" / "report.json").read_text())["wins"] == {"target-eta0.5": 1}
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["wins"] == {"target_sft-eta0.5": 1}
     assert main(["report", "nowhere"]) == 2
     assert "no directory nowhere to collect evaluated runs from. Name one" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()

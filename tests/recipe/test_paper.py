@@ -7,7 +7,7 @@ import pytest
 
 from qsft.cli import main
 
-METHODS = ("sft", "dft", "asft", "sft_kl", "iw_sft", "kd_hybrid", "target")
+METHODS = ("sft", "dft", "asft", "sft_kl", "iw_sft", "kd_hybrid", "target_sft")
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_base_and_seven_methods_are_swept_compared_with_the_paper_and_reported(
     published = tmp_path / "published.json"
     published.write_text(json.dumps({"rows": {"SFT": {"math500": 12.5}}}))
     capfd.readouterr()
-    assert main(["compare", "base", str(sweep / "target"), "--paper", str(published)]) == 0
+    assert main(["compare", "base", str(sweep / "target_sft"), "--paper", str(published)]) == 0
     said = capfd.readouterr().out
     assert "| base, lenient |" in said
     assert "| SFT (published) | 12.50 | 12.50 |" in said
@@ -39,7 +39,7 @@ def test_base_and_seven_methods_are_swept_compared_with_the_paper_and_reported(
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     (setting,) = report["settings"].values()
     # the recipe states η, so its run is called by it
-    assert set(setting["cells"]) == {"base", *METHODS[:-1], "target-eta0.5"}
+    assert set(setting["cells"]) == {"base", *METHODS[:-1], "target_sft-eta0.5"}
     assert setting["published"]["dft"] == pytest.approx(0.6579)
     assert report["missing"] == []
     state = json.loads((sweep / "sweep.json").read_text())

@@ -110,14 +110,14 @@ def test_errors_name_file_and_line(line, message, recipe_file):
     ],
 )
 def test_overrides(words, expected, recipe_file):
-    path = recipe_file('target: "target"\ntarget_kwargs: {"eta": 0.5, "tail": "drop"}\n')
-    assert {"target": "target", **expected}.items() <= read_recipe(path, words).values.items()
+    path = recipe_file('target: "target_sft"\ntarget_kwargs: {"eta": 0.5, "tail": "drop"}\n')
+    assert {"target": "target_sft", **expected}.items() <= read_recipe(path, words).values.items()
 
 
 def test_another_target_starts_from_its_own_defaults(recipe_file):
-    path = recipe_file('target: "target"\ntarget_kwargs: {"eta": 0.5}\n')
+    path = recipe_file('target: "target_sft"\ntarget_kwargs: {"eta": 0.5}\n')
     assert "target_kwargs" not in read_recipe(path, ["--target", "sft"]).values
-    assert read_recipe(path, ["--target", "target"]).values["target_kwargs"] == {"eta": 0.5}
+    assert read_recipe(path, ["--target", "target_sft"]).values["target_kwargs"] == {"eta": 0.5}
     assert read_recipe(path, ["--target", "kd_hybrid", "--target_kwargs.c", "0.2"]).values["target_kwargs"] == {
         "c": 0.2
     }
@@ -200,10 +200,10 @@ def test_split_words_takes_one_value_each_and_keeps_the_order():
 @pytest.mark.parametrize(
     ("words", "directory"),
     [
-        ([], "runs/demo-target"),
+        ([], "runs/demo-target_sft"),
         (["--target", "sft"], "runs/demo-sft"),
-        (["--target_kwargs.eta", "0.2"], "runs/demo-target-eta0.2"),
-        (["--target_kwargs", '{"eta": 1.0, "tail": "ghost"}'], "runs/demo-target-eta1.0-tailghost"),
+        (["--target_kwargs.eta", "0.2"], "runs/demo-target_sft-eta0.2"),
+        (["--target_kwargs", '{"eta": 1.0, "tail": "ghost"}'], "runs/demo-target_sft-eta1.0-tailghost"),
         (["--target=kd_hybrid", "--target_kwargs.c=0.5"], "runs/demo-kd_hybrid-c0.5"),
         (["--target_kwargs.eta", "0.2", "--output_dir", "mine"], "mine"),
     ],

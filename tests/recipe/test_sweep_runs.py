@@ -19,11 +19,11 @@ from qsft.recipe.trained import evaluation_of, record_recipe
 
 
 def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
-    runs = expand_grid(["target=sft,kd_hybrid,target", "eta=0.2,1.0", "c=0.5"])
-    assert [run.name for run in runs] == ["sft", "kd_hybrid-c0.5", "target-eta0.2", "target-eta1.0"]
+    runs = expand_grid(["target=sft,kd_hybrid,target_sft", "eta=0.2,1.0", "c=0.5"])
+    assert [run.name for run in runs] == ["sft", "kd_hybrid-c0.5", "target_sft-eta0.2", "target_sft-eta1.0"]
     train = Sweep("demo", runs, Path("runs"), [], []).commands(runs[2])["train"]
-    assert train[5:8] == ["--target", "target", "--target_kwargs.eta=0.2"]
-    assert expand_grid(["eta=0.5"]) == [Run("target", {"eta": 0.5})]
+    assert train[5:8] == ["--target", "target_sft", "--target_kwargs.eta=0.2"]
+    assert expand_grid(["eta=0.5"]) == [Run("target_sft", {"eta": 0.5})]
     assert expand_grid(["target=sft,sft"]) == [Run("sft", {})]
 
 
@@ -33,11 +33,11 @@ def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
         (["target"], "name=value"),
         (["target=sft,"], "name=value"),
         (["target=sft", "target=dft"], "says target twice. Write all its values as one word"),
-        (["target=target", "learning_rate=1e-5"], "holds for the whole sweep: --learning_rate value"),
+        (["target=target_sft", "learning_rate=1e-5"], "holds for the whole sweep: --learning_rate value"),
         (["target=sfft"], "Did you mean 'sft'"),
         (["target=sft", "eta=1"], "none of the targets sft has a hyper-parameter 'eta'"),
-        (["target=target", "etta=1"], "Did you mean 'eta'"),
-        (["target=target", "eta=7"], r"eta = 7 is out of range"),
+        (["target=target_sft", "etta=1"], "Did you mean 'eta'"),
+        (["target=target_sft", "eta=7"], r"eta = 7 is out of range"),
     ],
 )
 def test_a_wrong_grid_is_refused_before_anything_runs(grid, words):
@@ -46,7 +46,7 @@ def test_a_wrong_grid_is_refused_before_anything_runs(grid, words):
 
 
 def test_every_run_is_evaluated_by_the_protocol_of_its_target(tmp_path):
-    runs = expand_grid(["target=sft,dft,kd_hybrid,target"])
+    runs = expand_grid(["target=sft,dft,kd_hybrid,target_sft"])
     sweep = Sweep("openr1_qwen_math_7b", runs, tmp_path, ["--model_name_or_path", "unread"], ["--n", "2"])
     chosen = []
     for run in runs:
@@ -70,8 +70,8 @@ def test_a_training_that_was_killed_inside_its_first_save_starts_anew(tmp_path):
 
 def test_base_is_the_untrained_student_and_all_sweeps_share_its_evaluation(tmp_path):
     def base(recipe, *eval_words):
-        runs = expand_grid(["target=base,target", "eta=0.2"])
-        assert [run.name for run in runs] == ["base", "target-eta0.2"]
+        runs = expand_grid(["target=base,target_sft", "eta=0.2"])
+        assert [run.name for run in runs] == ["base", "target_sft-eta0.2"]
         sweep = Sweep(recipe, runs, tmp_path, [], list(eval_words))
         (command,) = sweep.commands(runs[0]).values()  # nothing is trained
         assert sweep.evaluation(runs[0]) == Path(command[-1])
@@ -94,11 +94,11 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
     # In this process: the next tests start real ones.
     monkeypatch.setattr(sweep_runs, "run_child", lambda command: (main(command[3:]), False))
     (tmp_path / "sums.jsonl").write_text('{"problem": "w1 + w2 = ?", "answer": "3"}\n')
-    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=base,target", "--directory", "sweep"]
+    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=base,target_sft", "--directory", "sweep"]
     words += ["--eval", "--tasks sums.jsonl --samples 2 --max_new_tokens 4", *local_words()]
     assert main(words) == 0
     state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
-    assert {name: run["done"] for name, run in state.items()} == {"base": ["eval"], "target": ["train", "eval"]}
+    assert {name: run["done"] for name, run in state.items()} == {"base": ["eval"], "target_sft": ["train", "eval"]}
     comparison = json.loads((tmp_path / "sweep" / "comparison" / "comparison.json").read_text())
     assert comparison["baseline"] == "base"
     assert (tmp_path / "caches" / "numina_qwen_math_1p5b" / "manifest.json").is_file()  # one cache for all
@@ -106,18 +106,18 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
 
     assert main(words) == 0
     said = capfd.readouterr().out
-    assert "target                           done" in said
+    assert "target_sft                       done" in said
     assert "train\n" not in said
 
     assert main([*words, "--num_processes", "1", "--dry_run"]) == 0  # where it runs is no other setting
     assert main([*words, "--learning_rate", "1e-3"]) == 2
     said = capfd.readouterr().err
-    assert "the train step of target in sweep was started with different arguments" in said
+    assert "the train step of target_sft in sweep was started with different arguments" in said
     assert "--learning_rate 1e-3` now" in said
     words[words.index("--eval") + 1] += " --limit 1"
-    words[words.index("target=base,target")] = "target=target"
+    words[words.index("target=base,target_sft")] = "target=target_sft"
     assert main(words) == 2
-    assert "the eval step of target in sweep was started with different arguments" in capfd.readouterr().err
+    assert "the eval step of target_sft in sweep was started with different arguments" in capfd.readouterr().err
 
 
 def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, local_words, monkeypatch, capfd):

@@ -52,7 +52,7 @@ def test_the_record_says_target_and_values(run):
     record = json.loads((run("numina_qwen_math_1p5b", "--target_kwargs.eta", "0.2") / RECORD).read_text())
     assert (record["recipe"], record["target"], record["target_kwargs"]) == (
         "numina_qwen_math_1p5b",
-        "target",
+        "target_sft",
         {"eta": 0.2},
     )
     assert record["values"]["dataset"] == "numina"

@@ -7,8 +7,8 @@ import torch
 from cases import make_batch
 
 from qsft.losses.reference import target_loss
+from qsft.targets.registry import make_target
 from qsft.targets.view import Full, SideInputs, TokenView, TopK
-from qsft.targets.zoo import make_target
 
 
 def gradient(batch, target, teacher=None, side=None):
@@ -59,19 +59,19 @@ def test_target_without_trust_at_eta_one_is_kd(batch):
 
 @pytest.mark.parametrize("tail", ["drop", "ghost"])
 def test_eta_zero_is_dft(batch, tail):
-    same(batch, make_target("target", eta=0.0, tail=tail), make_target("dft"))
+    same(batch, make_target("target_sft", eta=0.0, tail=tail), make_target("dft"))
 
 
 def test_ghost_is_continuous_in_eta_at_zero(batch):
     """eta -> 0 with the ghost tends to the p-loss; with drop it does not (off-support tokens are pushed down)."""
     dft = gradient(batch, make_target("dft"))
-    ghost = gradient(batch, make_target("target", eta=1e-9, tail="ghost"))
-    drop = gradient(batch, make_target("target", eta=1e-9, tail="drop"))
+    ghost = gradient(batch, make_target("target_sft", eta=1e-9, tail="ghost"))
+    drop = gradient(batch, make_target("target_sft", eta=1e-9, tail="drop"))
     torch.testing.assert_close(ghost, dft, rtol=0, atol=1e-7)
     assert (drop - dft).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["kd", "kd_hybrid", "sft_kl", "asft", "target", "target_constant"])
+@pytest.mark.parametrize("name", ["kd", "kd_hybrid", "sft_kl", "asft", "target_sft", "target_sft_constant"])
 def test_whole_vocabulary_with_drop_is_the_full_teacher(batch, name):
     logps, ids = batch.full_teacher.topk(batch.full_teacher.shape[-1])
     truncated = gradient(batch, make_target(name), TopK(ids, logps))
@@ -82,7 +82,7 @@ def test_whole_vocabulary_with_drop_is_the_full_teacher(batch, name):
 
 def test_label_outside_the_support_gets_no_gradient_under_drop(batch):
     """g_y = −(1−p_y)·R_y, so y ∉ S means exactly 0."""
-    grad = gradient(batch, make_target("target"))
+    grad = gradient(batch, make_target("target_sft"))
     outside = [
         i
         for i, y in enumerate(batch.labels.tolist())
@@ -131,8 +131,8 @@ def test_reward_form_is_a_sharpened_geometric_form(batch):
     eta = 0.7
     teacher = batch.teacher
     view = TokenView.of(batch.logits, batch.labels.clamp(min=0), teacher)
-    reward = make_target("target", eta=eta, form="reward").residual(view)[0][1].probs
-    geometric = make_target("target", eta=eta / (1 + eta)).residual(view)[0][1].probs
+    reward = make_target("target_sft", eta=eta, form="reward").residual(view)[0][1].probs
+    geometric = make_target("target_sft", eta=eta / (1 + eta)).residual(view)[0][1].probs
     sharpened = geometric ** (1 + eta)
     some = ~teacher.empty
     expected = (sharpened / sharpened.sum(-1, keepdim=True))[some]
@@ -171,7 +171,7 @@ def test_profit_leaves_out_a_token_of_exactly_tau():
 
 
 def test_the_two_readings_of_the_constant_branch_tend_to_the_p_loss_and_to_sft(batch):
-    for name, limit in (("target_constant", "dft"), ("target_mixture", "sft")):
+    for name, limit in (("target_sft_constant", "dft"), ("target_sft_mixture", "sft")):
         near = gradient(batch, make_target(name, c=1e-9))
         torch.testing.assert_close(near, gradient(batch, make_target(limit)), rtol=0, atol=1e-7)
 
@@ -183,7 +183,7 @@ def test_label_smoothing_with_more_tokens_than_head_rows_still_sums_to_one():
     torch.testing.assert_close(q.sum(-1), torch.ones(2))
 
 
-@pytest.mark.parametrize("name", ["kd", "target"])
+@pytest.mark.parametrize("name", ["kd", "target_sft"])
 def test_a_stored_tail_is_taken_instead_of_what_the_slots_leave(batch, name):
     target = make_target(name, tail="ghost")
     rest = torch.log1p(-batch.teacher.logps.exp().sum(-1))
@@ -203,7 +203,7 @@ def test_a_stored_tail_follows_its_rows_and_is_renormalised_with_them():
 
 def test_what_is_left_of_one_is_exact_where_the_model_is_almost_sure():
     view = TokenView(torch.tensor([[0.0, -21.0]]), torch.tensor([0]), torch.tensor([1e-9]))  # 1.0 − p_y would be 0
-    assert make_target("target").trust.rest(view).item() == pytest.approx(1e-9)
+    assert make_target("target_sft").trust.rest(view).item() == pytest.approx(1e-9)
 
 
 def test_trust_never_exceeds_one_where_the_student_knows_nothing():
@@ -227,7 +227,7 @@ def test_tokens_without_any_probability_are_harmless():
     view = TokenView.of(logits, torch.tensor([0]), teacher)
     assert torch.isfinite(make_target("eaft", k=4)(view).gamma).all()
     banned = TokenView.of(logits, torch.tensor([0]), TopK(torch.tensor([[0, 2]]), torch.tensor([[0.5, 0.5]]).log()))
-    (_, _), (_, sparse), *_ = make_target("target", eta=1.0)(banned).terms
+    (_, _), (_, sparse), *_ = make_target("target_sft", eta=1.0)(banned).terms
     torch.testing.assert_close(sparse.probs, torch.tensor([[0.5, 0.5]]))
     empty = TokenView.of(logits, torch.tensor([0]), TopK(torch.tensor([[0, 2]]), torch.tensor([[0.0, float("-inf")]])))
     (_, _), (_, sparse), *_ = make_target("kd")(empty).terms

@@ -15,9 +15,9 @@ ROWS = [
     ("label_smoothing", {"lam": 0.2}),
     ("sft_kl", {"lam": 0.5}),
     ("gem", {"beta": 0.7}),
-    ("target", {"eta": 0.5}),
-    ("target", {"eta": 1.0}),
-    ("target", {"eta": 0.3}),
+    ("target_sft", {"eta": 0.5}),
+    ("target_sft", {"eta": 1.0}),
+    ("target_sft", {"eta": 0.3}),
 ]
 
 
@@ -71,14 +71,14 @@ def test_target_sft_sharpens_where_kd_mixes():
     """Product of experts: a token that labels and teacher both favour ends above both."""
     d = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     teacher = torch.tensor([0.8, 0.1, 0.1], dtype=torch.float64)
-    assert fixed_point(make_target("target"), d, teacher)[0] > 0.95
+    assert fixed_point(make_target("target_sft"), d, teacher)[0] > 0.95
     assert fixed_point(make_target("kd_hybrid", c=0.5), d, teacher)[0] == pytest.approx(0.75)
 
 
 def test_a_label_that_always_occurs_takes_everything():
     d = torch.tensor([1.0, 0.0], dtype=torch.float64)
     teacher = torch.tensor([0.1, 0.9], dtype=torch.float64)
-    assert fixed_point(make_target("target"), d, teacher).tolist() == [1.0, 0.0]
+    assert fixed_point(make_target("target_sft"), d, teacher).tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["dft", "profit", "iw_sft", "psft", "asft"])

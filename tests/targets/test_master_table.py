@@ -7,7 +7,7 @@ import torch
 from cases import IDS, ROWS, make_batch
 
 from qsft.losses.reference import target_loss
-from qsft.targets.zoo import TARGETS, make_target
+from qsft.targets.registry import TARGETS, make_target
 
 
 def published_gradient(name, h, batch):
@@ -19,7 +19,7 @@ def published_gradient(name, h, batch):
     p = z.exp() / z.exp().sum(-1, keepdim=True)
     delta = torch.nn.functional.one_hot(y, v).to(z.dtype)
     py = (p * delta).sum(-1, keepdim=True)
-    if name in ("sft_kl", "asft", "kd", "kd_hybrid", "target", "target_constant", "target_mixture"):
+    if name in ("sft_kl", "asft", "kd", "kd_hybrid", "target_sft", "target_sft_constant", "target_sft_mixture"):
         residual = dense_residual(name, h, batch, p)
     match name:
         case "sft":
@@ -64,11 +64,11 @@ def published_gradient(name, h, batch):
         case "kd_hybrid":
             c = h.get("c", 0.8)
             grad = p - (1 - c) * delta - c * residual
-        case "target":
+        case "target_sft":
             grad = p - py * delta - (1 - py) * residual
-        case "target_constant":
+        case "target_sft_constant":
             grad = (py + h["c"]) * p - py * delta - h["c"] * residual
-        case "target_mixture":
+        case "target_sft_mixture":
             grad = p - (1 - h["c"]) * delta - h["c"] * residual
     return grad * keep[:, None]
 
@@ -84,7 +84,7 @@ def dense_residual(name, h, batch, p):
         support = batch.teacher.ids[i, live]
         t = batch.teacher.logps[i, live].exp()
         a, b = 0.0, 1.0 / h.get("temperature", 1.0)
-        if name.startswith("target"):
+        if name.startswith("target_sft"):
             eta = h["eta"]
             if eta == 0:
                 rows.append(p[i])

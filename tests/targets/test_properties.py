@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsft.losses.reference import target_loss
+from qsft.targets.registry import make_target
 from qsft.targets.view import SideInputs, TopK
-from qsft.targets.zoo import make_target
 
 sizes = st.fixed_dictionaries(
     {"n": st.integers(1, 8), "v": st.integers(6, 30), "k": st.integers(1, 5), "seed": st.integers(0, 10_000)}

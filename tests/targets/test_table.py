@@ -13,7 +13,7 @@ def test_every_row_has_words_formula_and_reference():
 
 
 def test_describe_says_what_a_row_needs():
-    text = table.describe("target")
+    text = table.describe("target_sft")
     assert "π_θ^0.5·π_T^0.5" in text
     assert "needs            teacher" in text
     assert "eta=0.5" in text
@@ -26,7 +26,7 @@ def test_describe_suggests_a_name():
 
 def test_formula_of_own_targets():
     assert table.formula(make_target("dft")) == "γ = p_y, π̃ = π_θ, scale = 1"
-    assert table.formula(make_target("target")) == "γ = p_y, π̃ ∝ π_θ^0.5·π_T^0.5, scale = 1"
+    assert table.formula(make_target("target_sft")) == "γ = p_y, π̃ ∝ π_θ^0.5·π_T^0.5, scale = 1"
     assert table.formula(make_target("sft")) == "γ = 1, π̃ = –, scale = 1"
     assert "my_loss" in table.formula(LossTarget(my_loss))
 
@@ -39,7 +39,7 @@ def my_loss(logits, labels):
     ("argv", "words"),
     [
         ([], list(TARGETS)),
-        (["target"], ["π_T^0.5", "qsft train RECIPE --target target"]),
+        (["target_sft"], ["π_T^0.5", "qsft train RECIPE --target target_sft"]),
         (["--markdown"], ["| `sft` | 1 |"]),
     ],
 )

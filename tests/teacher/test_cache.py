@@ -1,8 +1,6 @@
 import copy
 import json
 import pickle
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from datasets import Dataset, load_from_disk
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from qsft.fingerprints import digest
@@ -95,27 +92,6 @@ def test_the_stored_tail_is_the_live_teachers(build, documents, tiny_model):
             torch.testing.assert_close(rows.log_tail.double(), tail, atol=2e-3, rtol=1e-3)
             assert rows.log_tail.dtype == torch.float16
         assert 0 < cache.manifest.measured["encoding_tail_error"] < 2e-3
-
-
-@pytest.mark.parametrize("encoding", ["exact", "compact"])
-def test_a_cache_of_version_1_is_read_as_ever_and_not_added_to(encoding, build, tmp_path, documents):
-    """The files in version1/ were written by qsft before the tail was stored."""
-    home = Path(__file__).parent / "version1"
-    shutil.copytree(home / encoding, tmp_path / "cache")
-    cache = TeacherCache(tmp_path / "cache")
-    known = json.loads((home / f"{encoding}.json").read_text())
-    for document in known:
-        rows = cache.lookup(document["input_ids"], document["labels"])
-        for name in ("ids", "logps", "label_logp"):
-            assert getattr(rows, name).tolist() == document[name]
-        assert rows.log_tail is None
-    assert cache.verify().ok
-    known = [{name: document[name] for name in ("input_ids", "labels")} for document in known]
-    words = {word: index for index, word in enumerate(json.loads((cache.path / "vocabulary.json").read_text()))}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="<|unk|>")))
-    assert len(build(known, encoding=encoding, tokenizer=tokenizer)) == len(cache)
-    with pytest.raises(ValueError, match="format version 1: it is read, but documents are added in version 2"):
-        build(documents(3, seed=9), encoding=encoding, tokenizer=tokenizer)
 
 
 def test_a_second_start_makes_no_pass_over_the_data(build, documents, tmp_path, monkeypatch):

@@ -87,14 +87,6 @@ def test_a_reader_that_follows_the_page_reads_what_the_cache_says(build, documen
     check(cache, data, cache.path)
 
 
-@pytest.mark.parametrize("encoding", ["exact", "compact"])
-def test_it_reads_version_1_too(encoding):
-    from qsft.teacher.lookup import TeacherCache
-
-    home = Path(__file__).parent / "version1"
-    check(TeacherCache(home / encoding), json.loads((home / f"{encoding}.json").read_text()), home / encoding)
-
-
 def check(cache, data, path):
     manifest = json.loads((path / "manifest.json").read_text())
     checksum = manifest.pop("checksum")

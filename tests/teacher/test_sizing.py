@@ -43,7 +43,14 @@ def test_from_the_trainer(tiny_files, tiny_model, tiny_tokenizer, documents, tmp
         teacher_model_name_or_path=str(tiny_files / "teacher"),
         teacher_cache=str(tmp_path / "cache"),
         **sizes,
-        **{"target": "target", "use_cpu": True, "bf16": False, "report_to": [], "max_steps": 1, "disable_tqdm": True},
+        **{
+            "target": "target_sft",
+            "use_cpu": True,
+            "bf16": False,
+            "report_to": [],
+            "max_steps": 1,
+            "disable_tqdm": True,
+        },
     )
     data = Dataset.from_list(documents(30))
     trainer = TargetSFTTrainer(tiny_model(), args, train_dataset=data, processing_class=tiny_tokenizer)

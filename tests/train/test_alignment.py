@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 
 ARRANGEMENTS = {
     "padding": ("completion", {}),

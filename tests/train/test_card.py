@@ -17,10 +17,10 @@ def read(made):
 def test_a_named_target_with_a_cached_teacher(trainer, data, tiny_model, tmp_path):
     teacher = tiny_model(seed=5)
     made = trainer(
-        data.completion(), target="target", teacher=teacher, teacher_cache=str(tmp_path / "c"), teacher_top_k=8
+        data.completion(), target="target_sft", teacher=teacher, teacher_cache=str(tmp_path / "c"), teacher_top_k=8
     )
     text = read(made)
-    assert "target `target`" in text
+    assert "target `target_sft`" in text
     assert "Q = γ·δ_y + (1−γ)·π̃" in text
     assert repr(made.target) in text
     assert "top-8" in text

@@ -58,7 +58,7 @@ def test_every_class_of_arguments(kind, tiny_model, tiny_tokenizer, data, tmp_pa
     )
     made.train()
     assert isinstance(made.args, TargetSFTConfig)
-    assert (made.args.learning_rate, made.args.target, made.args.hub_token) == (3e-4, "target", args.hub_token)
+    assert (made.args.learning_rate, made.args.target, made.args.hub_token) == (3e-4, "target_sft", args.hub_token)
     assert len(logged(made)) == 2
 
 
@@ -198,7 +198,7 @@ def test_every_setting_of_trls_config(config, student, data, tmp_path, logged, t
     if form == "chat":
         (tmp_path / "template.jinja").write_text(tiny.CHAT_TEMPLATE)
         settings["chat_template_path"] = str(tmp_path / "template.jinja")
-    args = config(target="target", teacher_cache=str(tmp_path / "cache"), teacher_top_k=8, max_steps=1, **settings)
+    args = config(target="target_sft", teacher_cache=str(tmp_path / "cache"), teacher_top_k=8, max_steps=1, **settings)
     made = TargetSFTTrainer(
         student, args, train_dataset=rows, eval_dataset=rows, processing_class=tiny.make_tokenizer(),
         teacher=tiny_model(seed=5),
@@ -216,7 +216,7 @@ def test_a_chat_template_that_brings_tokens_along(trainer, data, tmp_path, tiny_
     other.save_pretrained(tmp_path / "other")
     settings = {"chat_template_path": str(tmp_path / "other"), "max_steps": 1}
     trainer(data.chat(8), processing_class=tiny.make_tokenizer(), **settings).train()
-    settings |= {"target": "target", "teacher": tiny_model(seed=5)}
+    settings |= {"target": "target_sft", "teacher": tiny_model(seed=5)}
     made = trainer(data.chat(8), processing_class=tiny.make_tokenizer(), **settings)
     made.train()
     assert len(made.processing_class) > tiny.VOCAB_SIZE
@@ -232,18 +232,18 @@ def test_a_formatting_function_and_evaluation_by_name(trainer, data):
 def test_streaming_data_need_a_live_teacher_or_a_prebuilt_cache(trainer, data, student):
     stream = data.completion().to_iterable_dataset()
     with pytest.raises(ValueError, match=r"the data stream.*teacher_live=True.*teacher_cache=DIRECTORY"):
-        trainer(stream, target="target", teacher=student)
+        trainer(stream, target="target_sft", teacher=student)
     with pytest.raises(ValueError, match=r"the data stream, so base cannot.*teacher_live=True"):
         trainer(stream, target="sft_kl")
     with pytest.raises(ValueError, match="the data stream"):  # now, not at the first evaluation
-        trainer(data.completion(), eval_dataset={"a": stream}, target="target", teacher=student)
-    trainer(stream, target="target", teacher=student, teacher_live=True, max_steps=1).train()
-    built = trainer(data.completion(), target="target", teacher=student).cache.path
-    trainer(stream, target="target", teacher_cache=str(built), max_steps=1).train()
+        trainer(data.completion(), eval_dataset={"a": stream}, target="target_sft", teacher=student)
+    trainer(stream, target="target_sft", teacher=student, teacher_live=True, max_steps=1).train()
+    built = trainer(data.completion(), target="target_sft", teacher=student).cache.path
+    trainer(stream, target="target_sft", teacher_cache=str(built), max_steps=1).train()
 
 
 def test_data_passed_to_predict_are_prepared_and_get_their_teacher_rows(trainer, data, student):
-    made = trainer(data.completion(12), target="target", teacher=student, teacher_top_k=7)
+    made = trainer(data.completion(12), target="target_sft", teacher=student, teacher_top_k=7)
     known = len(made.cache)
     result = made.predict(data.completion(20))
     assert len(made.cache) > known
@@ -255,12 +255,12 @@ def test_data_passed_to_predict_are_prepared_and_get_their_teacher_rows(trainer,
 
 
 def test_a_path_is_a_model_when_it_holds_one_and_a_cache_when_it_holds_one(trainer, data, student):
-    made = trainer(data.completion(), target="target", teacher=Path(student))
+    made = trainer(data.completion(), target="target_sft", teacher=Path(student))
     assert made.cache.manifest.identity.teacher["name"] == student
-    again = trainer(data.completion(), target="target", teacher=made.cache.path)
+    again = trainer(data.completion(), target="target_sft", teacher=made.cache.path)
     assert again.cache.path == made.cache.path
     with pytest.raises(ValueError, match="is not a teacher cache"):
-        trainer(data.completion(), target="target", teacher=Path("nowhere"))
+        trainer(data.completion(), target="target_sft", teacher=Path("nowhere"))
 
 
 # ---- adapters ----

@@ -18,7 +18,9 @@ def test_only_adapters_change(trainer, data, tiny_model, lora, monkeypatch):
     wanted = []
     forward = fused._forward
     monkeypatch.setattr(fused, "_forward", lambda h, w, b, spec: wanted.append(spec.grad_of) or forward(h, w, b, spec))
-    made = trainer(data.completion(), target="target", teacher=tiny_model(seed=5), peft_config=lora, learning_rate=1e-2)
+    made = trainer(
+        data.completion(), target="target_sft", teacher=tiny_model(seed=5), peft_config=lora, learning_rate=1e-2
+    )
     before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
     made.train()
     changed = {name for name, p in made.model.named_parameters() if not p.equal(before[name])}
@@ -122,7 +124,7 @@ def test_an_adapter_on_the_head_is_refused(trainer, data):
 
 def test_prompt_learning_is_refused_with_rows_per_token(trainer, data, tiny_model):
     config = PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
-    for settings in ({"target": "target", "teacher": tiny_model(seed=5)}, {"target": "psft"}):
+    for settings in ({"target": "target_sft", "teacher": tiny_model(seed=5)}, {"target": "psft"}):
         with pytest.raises(ValueError, match=r"PromptTuningConfig is prompt learning.*LoRA"):
             trainer(data.completion(), peft_config=config, **settings)
 

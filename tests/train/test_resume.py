@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 RUN = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": 2}
 CASES = {
-    "target": {"target": "target", "teacher_top_k": 8},
+    "target_sft": {"target": "target_sft", "teacher_top_k": 8},
     "psft": {"target": "psft", "psft_block_steps": 2},
     "psft inside a block": {"target": "psft", "psft_block_steps": 3},
 }
@@ -40,7 +40,7 @@ trainer.save_model()
 def taught(trainer, data, tiny_model, tmp_path):
     def make(case, **overrides):
         settings = {**RUN, **CASES[case], "teacher_cache": str(tmp_path / "cache"), **overrides}
-        teacher = tiny_model(seed=5) if case == "target" else None
+        teacher = tiny_model(seed=5) if case == "target_sft" else None
         return trainer(data.tokens(), teacher=teacher, **settings)
 
     return make
@@ -98,7 +98,7 @@ def test_resumed_in_a_new_process(taught, data, tiny_model, tiny_tokenizer, tmp_
     tiny_model().save_pretrained(world)
     tiny_tokenizer.save_pretrained(world)
     data.tokens().to_json(world / "rows.jsonl")
-    whole = taught("target")
+    whole = taught("target_sft")
     whole.train()
     whole.save_model(str(tmp_path / "whole"))
     names = (
@@ -112,7 +112,11 @@ def test_resumed_in_a_new_process(taught, data, tiny_model, tiny_tokenizer, tmp_
     )
     names += ("gradient_checkpointing", "dataloader_pin_memory", "disable_tqdm")
     settings = {name: getattr(whole.args, name) for name in names} | RUN
-    settings |= {"target": "target", "teacher_cache": str(tmp_path / "cache"), "output_dir": str(tmp_path / "again")}
+    settings |= {
+        "target": "target_sft",
+        "teacher_cache": str(tmp_path / "cache"),
+        "output_dir": str(tmp_path / "again"),
+    }
     argv = [
         sys.executable,
         "-c",
@@ -128,9 +132,9 @@ def test_resumed_in_a_new_process(taught, data, tiny_model, tiny_tokenizer, tmp_
 
 
 def test_a_checkpoint_remembers_its_target_and_teacher(whole):
-    made = whole("target")
+    made = whole("target_sft")
     record = json.loads(Path(made.args.output_dir, "checkpoint-4", "target.json").read_text())
-    assert record["name"] == "target"
+    assert record["name"] == "target_sft"
     assert record["target"] == made.target.record()
     assert record["teacher"] == asdict(made.cache.manifest.identity)
     run = json.loads(Path(made.args.output_dir, "run.json").read_text())
@@ -141,23 +145,27 @@ def test_a_checkpoint_remembers_its_target_and_teacher(whole):
 
 @pytest.mark.parametrize(
     ("change", "what"),
-    [({"target_kwargs": {"eta": 0.9}}, "target"), ({"target": "kd"}, "target"), ({"teacher_top_k": 4}, "teacher")],
+    [
+        ({"target_kwargs": {"eta": 0.9}}, "target"),
+        ({"target": "kd"}, "target"),
+        ({"teacher_top_k": 4}, "teacher"),
+    ],
 )
 def test_another_target_or_teacher_is_refused(taught, unfinished, tmp_path, change, what):
-    checkpoint = unfinished("target")
+    checkpoint = unfinished("target_sft")
     changed = {**change, "output_dir": str(checkpoint.parent)}
     changed |= {"teacher_cache": str(tmp_path / "cache2")} if what == "teacher" else {}
     with pytest.raises(ValueError, match=rf"(?s)trained with another {what}.*resume_with_other_target=True"):
-        taught("target", **changed).train(resume_from_checkpoint=str(checkpoint))
-    asked = taught("target", resume_with_other_target=True, max_steps=5, **changed)
+        taught("target_sft", **changed).train(resume_from_checkpoint=str(checkpoint))
+    asked = taught("target_sft", resume_with_other_target=True, max_steps=5, **changed)
     asked.train(resume_from_checkpoint=True)
     assert asked.state.global_step == 5
 
 
 def test_a_checkpoint_of_another_trainer_is_taken(taught, unfinished):
-    checkpoint = unfinished("target")
+    checkpoint = unfinished("target_sft")
     (checkpoint / "target.json").unlink()
     (checkpoint / "whole.json").unlink()
-    again = taught("target", max_steps=5)
+    again = taught("target_sft", max_steps=5)
     again.train(resume_from_checkpoint=str(checkpoint))
     assert again.state.global_step == 5

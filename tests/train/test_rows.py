@@ -8,7 +8,7 @@ from qsft.losses.head import from_bits, label_logps
 from qsft.teacher.source import weights_digest
 from qsft.train.side_inputs import Block
 
-ALL_BUT_SIDE = ["sft", "dft", "beyond_log", "profit", "eaft", "label_smoothing", "gem", "kd", "kd_hybrid", "target"]
+ALL_BUT_SIDE = ["sft", "dft", "beyond_log", "profit", "eaft", "label_smoothing", "gem", "kd", "kd_hybrid", "target_sft"]
 
 
 @pytest.mark.parametrize("name", ALL_BUT_SIDE)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from qsft.targets.zoo import make_target
+from qsft.targets.registry import make_target
 from qsft.train import safeguards
 from qsft.train.safeguards import refuse_adapter, refuse_parallelism
 
@@ -17,13 +17,13 @@ from qsft.train.safeguards import refuse_adapter, refuse_parallelism
         ({"loss_type": "dft", "target": "sft"}, "set target='dft'"),
         ({"label_smoothing_factor": 0.1}, "target='label_smoothing' with target_kwargs={'lam': 0.1}"),
         ({"compute_loss_func": lambda *a, **k: 0}, "target=LossTarget"),
-        ({"target": "target"}, 'TargetSFTTrainer(..., teacher="'),
-        ({"target": "taget"}, "Did you mean 'target'"),
+        ({"target": "target_sft"}, 'TargetSFTTrainer(..., teacher="'),
+        ({"target": "taget_sft"}, "Did you mean 'target_sft'"),
         ({"target": "sft", "target_kwargs": {"eta": 1}}, "no hyper-parameter 'eta'"),
         ({"target": "iw_sft", "teacher": "base", "teacher_missing": "self"}, "no weight"),
         ({"loss_normalization": "mean"}, "Choose one of tokens, micro_batch_mean"),
         ({"psft_block_steps": 0}, "must be at least 1"),
-        ({"target": "target", "teacher_cache": "nowhere"}, "is not a teacher cache"),
+        ({"target": "target_sft", "teacher_cache": "nowhere"}, "is not a teacher cache"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -55,7 +55,7 @@ def smollm2():
 
 
 def test_cache_train_reload_generate(smollm2, config, tmp_path):
-    """kd_hybrid, since with the model as its own teacher `target` lowers its loss by sharpening, not by learning."""
+    """kd_hybrid, since with itself as teacher `target_sft` lowers its loss by sharpening, not by learning."""
     from qsft.train.trainer import TargetSFTTrainer
 
     model, tokenizer = smollm2

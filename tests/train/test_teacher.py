@@ -44,12 +44,12 @@ def longer(tiny_tokenizer):
 @pytest.mark.parametrize("live", [True, False], ids=["live", "cached"])
 def test_a_teacher_with_other_tokens_at_the_same_ids_is_refused(trainer, data, saved, renamed, live):
     with pytest.raises(ValueError, match=r"not the one of the teacher.*id 300 is 'other' there and 'w\d+' here"):
-        trainer(data.completion(), target="target", teacher=saved(renamed), teacher_live=live)
+        trainer(data.completion(), target="target_sft", teacher=saved(renamed), teacher_live=live)
 
 
 @pytest.mark.parametrize("cache", [None, "cache"], ids=["live", "cached"])
 def test_a_model_whose_head_is_too_small_is_refused(trainer, data, tiny_model, tmp_path, cache):
-    settings = {"target": "target", "teacher_cache": cache and str(tmp_path / cache)}
+    settings = {"target": "target_sft", "teacher_cache": cache and str(tmp_path / cache)}
     with pytest.raises(ValueError, match=r"head of the teacher Qwen2.* has 319 rows, but the tokenizer has 320"):
         trainer(data.completion(), teacher=tiny_model(vocab_size=319), **settings)
     trainer(data.completion(), teacher=tiny_model(vocab_size=384), **settings)
@@ -57,7 +57,7 @@ def test_a_model_whose_head_is_too_small_is_refused(trainer, data, tiny_model, t
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "cached"])
 def test_dtype_of_the_init_kwargs_reaches_the_teacher(trainer, data, saved, tiny_tokenizer, live):
-    settings = {"target": "target", "teacher": saved(tiny_tokenizer), "teacher_live": live}
+    settings = {"target": "target_sft", "teacher": saved(tiny_tokenizer), "teacher_live": live}
     made = trainer(data.completion(), teacher_model_init_kwargs={"dtype": "bfloat16", "revision": "main"}, **settings)
     if live:
         assert str(made.live.model.dtype) == "torch.bfloat16"
@@ -75,10 +75,10 @@ def test_dtype_of_the_init_kwargs_reaches_a_base_that_is_copied(config, data, sa
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "cached"])
 def test_a_directory_of_weights_alone_has_no_tokenizer_to_compare(trainer, data, saved, live):
-    trainer(data.completion(), target="target", teacher=saved(), teacher_live=live).train()
+    trainer(data.completion(), target="target_sft", teacher=saved(), teacher_live=live).train()
 
 
-@pytest.mark.parametrize("target", ["target", "label_smoothing"])
+@pytest.mark.parametrize("target", ["target_sft", "label_smoothing"])
 def test_added_tokens_need_no_row_in_the_head(config, data, tiny_model, longer, saved, target):
     args = config(target=target, teacher_model_name_or_path=saved(longer))
     made = TargetSFTTrainer(tiny_model(), args, train_dataset=data.completion(), processing_class=longer)
@@ -88,7 +88,7 @@ def test_added_tokens_need_no_row_in_the_head(config, data, tiny_model, longer, 
 def test_a_student_that_does_not_fit_costs_no_capture(trainer, data, tiny_model, tmp_path):
     settings = {"teacher": tiny_model(vocab_size=384), "teacher_cache": str(tmp_path / "cache")}
     with pytest.raises(ValueError, match="head of the student has 319 rows"):
-        trainer(data.completion(), target="target", model=tiny_model(vocab_size=319), **settings)
+        trainer(data.completion(), target="target_sft", model=tiny_model(vocab_size=319), **settings)
     assert not (tmp_path / "cache").exists()
 
 

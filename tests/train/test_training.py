@@ -28,7 +28,7 @@ def taught(trainer, teacher, tmp_path):
 
     def make(data, **overrides):
         settings = {
-            "target": "target",
+            "target": "target_sft",
             "teacher": teacher,
             "teacher_cache": str(tmp_path / "cache"),
             "teacher_top_k": 16,
@@ -84,7 +84,7 @@ def test_packed_and_unpacked_documents_have_the_same_losses(taught, data):
     assert all(packed[key] == pytest.approx(plain[key], rel=1e-4) for key in plain)
 
 
-@pytest.mark.parametrize("target", ["sft", "target"])
+@pytest.mark.parametrize("target", ["sft", "target_sft"])
 def test_accumulation_one_by_eight_is_eight_by_one(taught, data, logged, target):
     together = taught(data.completion(), target=target, per_device_train_batch_size=8)
     apart = taught(data.completion(), target=target, per_device_train_batch_size=1, gradient_accumulation_steps=8)
@@ -232,7 +232,7 @@ def test_a_model_id_is_built_into_a_cache(trainer, data, teacher, tiny_tokenizer
     teacher.save_pretrained(tmp_path / "teacher")
     tiny_tokenizer.save_pretrained(tmp_path / "teacher")
     name = str(tmp_path / "teacher")
-    made = trainer(data.completion(), target="target", teacher_model_name_or_path=name, teacher_top_k=8)
+    made = trainer(data.completion(), target="target_sft", teacher_model_name_or_path=name, teacher_top_k=8)
     assert made.cache.path.parent == Path(os.environ["QSFT_CACHE"], "teachers")
     assert made.cache.k == 8
     # Another output_dir or target captures nothing again; another k is another folder.
@@ -245,7 +245,7 @@ def test_a_model_id_is_built_into_a_cache(trainer, data, teacher, tiny_tokenizer
     for other in ({"teacher_top_k": 4}, {"teacher_cache_encoding": "compact"}, {"teacher_top_k": 4, "teacher": None}):
         with pytest.raises(ValueError, match="was made with other settings"):
             trainer(data.completion(), **{**named, **other})
-    live = trainer(data.completion(), target="target", teacher=name, teacher_live=True)
+    live = trainer(data.completion(), target="target_sft", teacher=name, teacher_live=True)
     assert live.live is not None
     assert live.cache is None
 

@@ -16,14 +16,14 @@ from qsft.train.safeguards import counts_hold
 from qsft.train.side_inputs import score
 
 # Each kind of input that a batch carries; that no row's head asks for a value: tests/losses/test_waits.py.
-READERS = ("sft", "target", "iw_sft", "psft", "cft")
+READERS = ("sft", "target_sft", "iw_sft", "psft", "cft")
 
 
 def test_no_step_waits_for_the_device(trainer, data, tiny_model, tmp_path):
     """Fake tensors have no values: whatever asks for one raises, as it would make a GPU's queue run dry."""
     small = tiny_model(num_hidden_layers=1)
     made = trainer(
-        data.tokens(), model=small, target="target", teacher=tiny_model(seed=5), teacher_cache=str(tmp_path),
+        data.tokens(), model=small, target="target_sft", teacher=tiny_model(seed=5), teacher_cache=str(tmp_path),
         check_head=False,
     )  # fmt: skip
     made.data_collator.document = True
@@ -39,7 +39,7 @@ def test_no_step_waits_for_the_device(trainer, data, tiny_model, tmp_path):
             loss = made.compute_loss(made.model, fake, num_items_in_batch=in_step)
             torch.autograd.grad(loss, trained)
         assert score(made.model, fake).shape == batch["labels"].shape
-        made.target, made.live = make_target("target"), LiveTeacher(small, k=5)
+        made.target, made.live = make_target("target_sft"), LiveTeacher(small, k=5)
         made.live._checked = True  # which compares values, once
         made.compute_loss(made.model, fake, num_items_in_batch=in_step)
         del fake["label_count"]

@@ -181,7 +181,7 @@ function drawAll() {
 
 const named = (name, otherwise) => { const i = data.targets.findIndex((t) => t.name === name); return i < 0 ? otherwise : i; };
 const yours = data.targets[0].name !== "sft";
-choose(panels[0], yours ? 0 : named("target", 0));
+choose(panels[0], yours ? 0 : named("target_sft", 0));
 choose(panels[1], data.targets.length > 1 ? named("sft", 1) : -1);
 situationSliders();
 update();

@@ -1,4 +1,4 @@
-"""Values and words that are not allowed are refused at once, with what is allowed and what was probably meant."""
+"""Range and choice checks for user input, and "did you mean" suggestions. Standard library only."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -21,6 +21,6 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' for a misspelt word, or nothing."""
+    """Return ' Did you mean …?' for a misspelled word, or an empty string."""
     close = get_close_matches(word, list(known), n=2)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

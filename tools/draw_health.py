@@ -1,4 +1,4 @@
-"""A healthy and two sick runs in one picture, light and dark: python docs/draw_health.py --out DIR.
+"""A healthy and two sick runs in one picture, light and dark: python tools/draw_health.py --out DIR.
 
 Three teachers guide the same student over the same demonstrations in the demo's world: the right one, one that is sure
 of wrong facts, and one that never learned the language (random weights). Runs and models go to the current directory.

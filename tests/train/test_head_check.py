@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qsft.losses.head import attach_target_head
-from qsft.losses.self_check import check_head
+from qsft.train.head_check import check_head
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from qsft.targets.did_you_mean import check_range, did_you_mean
 from qsft.targets.residual import Guided, LinkMass, Reference, SelfPrior, Teacher, Tempered, UniformPrior
 from qsft.targets.target import Target
 from qsft.targets.trust import (
@@ -24,6 +23,7 @@ from qsft.targets.trust import (
     Shifted,
     Threshold,
 )
+from qsft.validation import check_range, did_you_mean
 
 Row = Callable[..., Target]
 TARGETS: dict[str, Row] = {}
@@ -37,7 +37,7 @@ def row(build: Row) -> Row:
 def make_target(name: str, /, **hparams: Any) -> Target:
     """The named row of the table with the given hyper-parameters.
 
-    >>> make_target("target", eta=0.2).residual
+    >>> make_target("target_sft", eta=0.2).residual
     Guided(eta=0.2, tail='drop', form='geometric')
     """
     if name not in TARGETS:
@@ -146,13 +146,13 @@ def kd_hybrid(c: float = 0.8, tail: str = "drop", temperature: float = 1.0) -> T
 
 
 @row
-def target(eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
+def target_sft(eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
     """Target-SFT: trust p_y, and put the rest on the student pulled towards the teacher. (Target-SFT, 2026)"""
     return Target(Prob(1.0), Guided(eta, tail, form))
 
 
 @row
-def target_constant(c: float = 1.0, eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
+def target_sft_constant(c: float = 1.0, eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
     """Target-SFT, constant branch: p_y·CE(δ) + c·CE(π̃), the residual's weight 1−p_y replaced by c and the label's kept;
     tends to the p-loss as c → 0. (Target-SFT, 2026)"""
     check_range("c", c, 0.0, open_low=True)
@@ -160,7 +160,7 @@ def target_constant(c: float = 1.0, eta: float = 0.5, tail: str = "drop", form: 
 
 
 @row
-def target_mixture(c: float = 0.5, eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
+def target_sft_mixture(c: float = 0.5, eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
     """Target-SFT, constant mixture: (1−c)·CE(δ) + c·CE(π̃), the ablation's other reading; tends to SFT as c → 0, which
     its printed numbers fit better. (Target-SFT, 2026)"""
     check_range("c", c, 0.0, 1.0)

@@ -3,31 +3,19 @@
 TRL's and transformers' internals move. A head that misses a new scale or soft-cap would train a wrong loss silently.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from qsft.losses.evaluation_mode import evaluating
 from qsft.losses.reference import target_loss
+from qsft.targets.registry import make_target
 from qsft.targets.view import IGNORED
-from qsft.targets.zoo import make_target
 
 CHECKED_TOKENS = 16
 FULL_PRECISION = 1e-3  # relative
 HALF_PRECISION = 3e-2  # bf16 keeps 8 bits
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout inside, which makes what a model says noisy; afterwards it trains again if it did before."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 @torch.no_grad()

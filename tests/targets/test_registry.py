@@ -17,13 +17,13 @@ from qsft.targets.view import TokenView
 @pytest.mark.parametrize(
     ("name", "hparams", "words"),
     [
-        ("targt", {}, ["'targt'", "Did you mean 'target'"]),
-        ("target", {"etta": 0.5}, ["'etta'", "Did you mean 'eta'", "tail"]),
+        ("targt", {}, ["'targt'", "Did you mean 'target_sft'"]),
+        ("target_sft", {"etta": 0.5}, ["'etta'", "Did you mean 'eta'", "tail"]),
         ("sft", {"eta": 0.5}, ["'eta'", "none"]),
-        ("target", {"eta": 1.5}, ["eta = 1.5", "[0, 1]"]),
-        ("target", {"eta": -0.1, "form": "reward"}, ["eta = -0.1", "[0, ∞)"]),
-        ("target", {"tail": "gost"}, ["'gost'", "Did you mean 'ghost'"]),
-        ("target", {"tail": "ghost", "form": "reward"}, ["p^(1+η)", 'tail="drop"']),
+        ("target_sft", {"eta": 1.5}, ["eta = 1.5", "[0, 1]"]),
+        ("target_sft", {"eta": -0.1, "form": "reward"}, ["eta = -0.1", "[0, ∞)"]),
+        ("target_sft", {"tail": "gost"}, ["'gost'", "Did you mean 'ghost'"]),
+        ("target_sft", {"tail": "ghost", "form": "reward"}, ["p^(1+η)", 'tail="drop"']),
         ("beyond_log", {"alpha": -1.0}, ["alpha = -1.0", "[0, ∞)"]),
         ("profit", {"tau": 2}, ["tau = 2", "[0, 1]"]),
         ("gem", {"beta": 0}, ["beta = 0", "(0, ∞)"]),
@@ -33,11 +33,11 @@ from qsft.targets.view import TokenView
         ("kd", {"temperature": 0.0}, ["temperature = 0.0", "(0, ∞)"]),
         ("kd_hybrid", {"c": 1.1}, ["c = 1.1", "[0, 1]"]),
         ("asft", {"lam": 0.0}, ["lam = 0.0", "(0, ∞)"]),
-        ("target_constant", {"c": 0.0}, ["c = 0.0", "(0, ∞)"]),
+        ("target_sft_constant", {"c": 0.0}, ["c = 0.0", "(0, ∞)"]),
         ("eaft", {"k": 1}, ["k = 1", "[2, ∞)"]),
         ("eaft", {"alpha": -0.5}, ["alpha = -0.5", "[0, ∞)"]),
         ("sft_kl", {"lam": -0.1}, ["lam = -0.1", "[0, ∞)"]),
-        ("target_mixture", {"c": 1.5}, ["c = 1.5", "[0, 1]"]),
+        ("target_sft_mixture", {"c": 1.5}, ["c = 1.5", "[0, 1]"]),
         ("iw_sft", {"clip": 0.0}, ["clip = 0.0"]),
         ("iw_sft", {"ratio": "men"}, ["Did you mean 'mean'"]),
         ("psft", {"eps": -1.0}, ["eps = -1.0"]),
@@ -53,7 +53,7 @@ def test_wrong_names_and_values_say_what_is_allowed(name, hparams, words):
 @pytest.mark.parametrize(
     ("name", "side", "words"),
     [
-        ("target", None, ["reads a teacher", "qsft cache build"]),
+        ("target_sft", None, ["reads a teacher", "qsft cache build"]),
         ("kd", None, ["reads a teacher"]),
         ("asft", None, ["reads a reference"]),
         ("cft", None, ["'critical'", "qsft curate critical"]),
@@ -71,13 +71,13 @@ def test_a_missing_input_is_named_with_its_remedy(name, side, words):
 
 
 def test_targets_are_frozen_values_that_print_themselves():
-    target = make_target("target", eta=0.5)
+    target = make_target("target_sft", eta=0.5)
     assert repr(target) == (
         "Target(trust=Prob(alpha=1.0), residual=Guided(eta=0.5, tail='drop', form='geometric'), "
         "scale=Constant(value=1.0))"
     )
-    assert target == make_target("target")
-    assert target != make_target("target", eta=0.2)
+    assert target == make_target("target_sft")
+    assert target != make_target("target_sft", eta=0.2)
     with pytest.raises(dataclasses.FrozenInstanceError):
         target.trust = Constant(0.0)
 
@@ -105,7 +105,7 @@ def test_own_trust_and_residual_need_no_registration():
 
 def test_needs_name_the_inputs():
     assert make_target("sft").needs == frozenset()
-    assert make_target("target").needs == {"teacher"}
+    assert make_target("target_sft").needs == {"teacher"}
     assert make_target("iw_sft").needs == {"reference", "ref_logp", "document"}
     assert Target(Constant(0.5), SelfPrior()).needs == frozenset()
 
@@ -113,7 +113,7 @@ def test_needs_name_the_inputs():
 def test_rows_that_anchor_read_the_reference_and_rows_that_learn_from_another_model_the_teacher():
     roles = {name: make_target(name).role for name in TARGETS}
     assert {name for name, role in roles.items() if role == "reference"} == {"sft_kl", "asft", "iw_sft"}
-    teacher_rows = {"kd", "kd_hybrid", "target", "target_constant", "target_mixture"}
+    teacher_rows = {"kd", "kd_hybrid", "target_sft", "target_sft_constant", "target_sft_mixture"}
     assert {name for name, role in roles.items() if role == "teacher"} == teacher_rows
     assert LossTarget(torch.nn.functional.cross_entropy).role is None
     assert "π_ref" in table.formula(make_target("asft"))
@@ -156,9 +156,9 @@ PUBLISHED_DEFAULTS = {
     "gem": {"beta": 0.7, "link": "linear"},
     "kd": {"tail": "drop", "temperature": 1.0},
     "kd_hybrid": {"c": 0.8, "tail": "drop", "temperature": 1.0},
-    "target": {"eta": 0.5, "tail": "drop", "form": "geometric"},
-    "target_constant": {"c": 1.0, "eta": 0.5, "tail": "drop", "form": "geometric"},
-    "target_mixture": {"c": 0.5, "eta": 0.5, "tail": "drop", "form": "geometric"},
+    "target_sft": {"eta": 0.5, "tail": "drop", "form": "geometric"},
+    "target_sft_constant": {"c": 1.0, "eta": 0.5, "tail": "drop", "form": "geometric"},
+    "target_sft_mixture": {"c": 0.5, "eta": 0.5, "tail": "drop", "form": "geometric"},
 }
 
 

@@ -1,6 +1,6 @@
 """The parts of README and guide that are generated, and their snippets for the tests that run them.
 
-`python tests/readme.py --write` (make docs) writes the generated parts anew; a test fails when they are stale.
+`python tools/readme.py --write` (make docs) writes the generated parts anew; a test fails when they are stale.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Pages as PNG pictures for a README, taken by a headless Chromium: python docs/take_pictures.py PAGE… --out DIR."""
+"""Pages as PNG pictures for a README, taken by a headless Chromium: python tools/take_pictures.py PAGE… --out DIR."""
 
 import argparse
 import shutil

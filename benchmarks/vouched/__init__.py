@@ -1,1 +1,0 @@
-"""The study behind the candidate row `vouched`: see PROTOCOL.md."""

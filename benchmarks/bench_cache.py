@@ -28,21 +28,24 @@ from datasets import Array2D, Dataset, Features, Sequence, Value, load_from_disk
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.measure import DEVICE, GPU, print_table, wait_for_device, write_json
-from qsft.teacher import capture, live, pipeline
-from qsft.teacher.capture import build_cache
+from qsft.teacher import log_probs
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture import capture
+from qsft.teacher.capture import plan as capture_plan
+from qsft.teacher.capture.capture import build_cache
+from qsft.teacher.capture.plan import Plan, pad_documents
+from qsft.teacher.capture.writer import ShardWriter
 from qsft.teacher.documents import Documents, document_key
-from qsft.teacher.encoding import ENCODINGS, Rows, canonical, truncate
+from qsft.teacher.format.encoding import ENCODINGS, TopKArrays, canonical, truncate
+from qsft.teacher.format.manifest import create_manifest
+from qsft.teacher.format.shards import VERSION, Draft, Facts, encoding_kl
 from qsft.teacher.identity import Identity
-from qsft.teacher.live import logit_tiles, predicting_states
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import create_manifest
-from qsft.teacher.pipeline import Plan, ShardWriter, pad_documents
-from qsft.teacher.shards import VERSION, Draft, Facts, encoding_kl
+from qsft.teacher.log_probs import logit_tiles, predicting_states
 
 K, VOCABULARY = 64, 151_936
 SIZES_GB = (1e6, 1e8, 1e9)
 BATCH_TOKENS = 16_384 if GPU else 2048
-CAPTURE = {"k": K, "batch_tokens": BATCH_TOKENS, "progress": False}
+CAPTURE = {"top_k": K, "batch_tokens": BATCH_TOKENS, "progress": False}
 SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
 QWEN_1P5B = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
 
@@ -109,8 +112,8 @@ def capture_share(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
         def run(encoding: str, rows: Dataset = unpacked) -> tuple[float, float]:
             options = {
                 "tokenizer": words,
-                "k": K,
-                "encoding": encoding,
+                "top_k": K,
+                "cache_encoding": encoding,
                 "batch_tokens": BATCH_TOKENS,
                 "progress": False,
             }
@@ -151,16 +154,16 @@ def capture_parts(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
     The forward is the least a capture must do; what it does once (identity, check of the head) is left out.
     """
     data, model, words, table = documents(count, longest), teacher(), tokenizer(), {}
-    parts = {"top-k": (live, "_best"), "padding": (pipeline, "pad_documents")}
+    parts = {"top-k": (log_probs, "_best"), "padding": (capture_plan, "pad_documents")}
     parts |= {"encoding": (ShardWriter, "_add"), "writing": (ShardWriter, "_publish")}
     for encoding in ENCODINGS:
         shares = []
         for _ in range(rounds):
             spent: Counter[str] = Counter()
             with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
-                for name, place in (parts | {"forward": (capture, "teacher_rows")}).items():
+                for name, place in (parts | {"forward": (capture, "teacher_log_probs")}).items():
                     stack.enter_context(mock.patch.object(*place, timed_inside(getattr(*place), name, spent)))
-                build_cache(data, model, folder, tokenizer=words, encoding=encoding, **CAPTURE)
+                build_cache(data, model, folder, tokenizer=words, cache_encoding=encoding, **CAPTURE)
             spent["forward"] -= spent["top-k"]
             shares.append({name: spent[name] / spent.total() for name in ("forward", *parts)})
         table[encoding] = {name: statistics.median(share[name] for share in shares) for name in shares[0]}
@@ -200,7 +203,7 @@ def starting(tokens: int) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         Dataset(pa.table(columns)).save_to_disk(Path(folder, "data"))
         keys = [key.tobytes() for key in Documents(load_from_disk(Path(folder, "data"))).overview.keys]
-        rows = Rows(np.arange(K)[None].astype(np.int32), -np.ones((1, K)), -np.ones(1), -np.ones(1))
+        rows = TopKArrays(np.arange(K)[None].astype(np.int32), -np.ones((1, K)), -np.ones(1), -np.ones(1))
         write_cache(Path(folder, "cache"), "compact", keys, [rows])
         table = {}
         for start in ("first start", "second start"):
@@ -214,7 +217,7 @@ def starting(tokens: int) -> dict[str, dict[str, float]]:
     return table
 
 
-def lifelike_rows(n: int) -> Rows:
+def lifelike_rows(n: int) -> TopKArrays:
     """Top-64 rows of distributions from nearly certain to nearly flat, over the real vocabulary."""
     rng = np.random.default_rng(0)
     z = rng.standard_normal((n, VOCABULARY), dtype=np.float32) * rng.uniform(1, 4, (n, 1)).astype(np.float32)
@@ -224,10 +227,10 @@ def lifelike_rows(n: int) -> Rows:
     ids = np.argpartition(-z, K, axis=1)[:, :K]
     slots = np.take_along_axis(z, ids, 1)
     np.put_along_axis(z, ids, -np.inf, 1)
-    return canonical(Rows(ids.astype(np.int32), slots, slots[:, 0], np.log(np.exp(z).sum(axis=1))))
+    return canonical(TopKArrays(ids.astype(np.int32), slots, slots[:, 0], np.log(np.exp(z).sum(axis=1))))
 
 
-def encodings(rows: Rows) -> dict[str, dict[str, float]]:
+def encodings(rows: TopKArrays) -> dict[str, dict[str, float]]:
     """Bytes per label token, KL against the exact rows and gigabytes for a number of label tokens."""
     table = {}
     for name, kind in ENCODINGS.items():
@@ -245,7 +248,7 @@ def encodings(rows: Rows) -> dict[str, dict[str, float]]:
     return table
 
 
-def lookups(rows: Rows, count: int, length: int) -> dict[str, dict[str, float]]:
+def lookups(rows: TopKArrays, count: int, length: int) -> dict[str, dict[str, float]]:
     """Documents per second of random lookups, the time to open, and bytes; against `datasets` columns."""
     rng, table = np.random.default_rng(0), {}
     keys = [document_key([i, *range(length)], [-100, *range(length)]) for i in range(count)]
@@ -269,7 +272,7 @@ def lookups(rows: Rows, count: int, length: int) -> dict[str, dict[str, float]]:
 def opening(count: int) -> dict[str, dict[str, float]]:
     """Milliseconds to open a cache of `count` documents of one label token, and to look for all of them."""
     slots = -np.arange(1, K + 1, dtype=np.float32)[None]
-    rows = Rows(np.arange(K)[None].astype(np.int32), slots, -np.ones(1), -np.ones(1))
+    rows = TopKArrays(np.arange(K)[None].astype(np.int32), slots, -np.ones(1), -np.ones(1))
     data = [{"input_ids": [i, 1], "labels": [-100, 1]} for i in range(count)]
     with tempfile.TemporaryDirectory() as folder:
         write_cache(Path(folder), "compact", [document_key(**d) for d in data], [rows])
@@ -279,7 +282,7 @@ def opening(count: int) -> dict[str, dict[str, float]]:
     return {f"{count:,} documents": {"open, ms": opened * 1e3, "pre-flight, s": searched}}
 
 
-def write_cache(path: Path, encoding: str, keys: list[bytes], picks: list[Rows]) -> None:
+def write_cache(path: Path, encoding: str, keys: list[bytes], picks: list[TopKArrays]) -> None:
     path.mkdir(exist_ok=True)
     identity = Identity({"name": "none"}, {"tokens": VOCABULARY}, VOCABULARY, K, encoding, None, 1, "float32")
     manifest = create_manifest(path, identity)
@@ -292,7 +295,7 @@ def write_cache(path: Path, encoding: str, keys: list[bytes], picks: list[Rows])
     draft.publish(path, asdict(identity))
 
 
-def write_columns(path: Path, count: int, picks: list[Rows]) -> None:
+def write_columns(path: Path, count: int, picks: list[TopKArrays]) -> None:
     """The same tensors as users store them: ids int32, log-probs float32 (a data set has no ragged float16)."""
     length = len(picks[0].label_logp)
     grid = {"ids": Array2D((length, K), "int32"), "logps": Array2D((length, K), "float32")}

@@ -20,7 +20,7 @@ _HOME = {
     "fixed_point": "qsft.targets.fixed_point",
     "target_loss": "qsft.losses.reference",
     "fused_target_loss": "qsft.losses.fused",
-    "TeacherCache": "qsft.teacher.lookup",
+    "TeacherCache": "qsft.teacher.cache",
     "build_cache": "qsft.teacher.capture",
     "TargetSFTConfig": "qsft.train.config",
     "TeacherCollator": "qsft.train.collator",

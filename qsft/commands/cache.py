@@ -12,7 +12,7 @@ EXAMPLES = """\
 examples:
   qsft cache build numina_qwen_math_1p5b                    the documents training will see, on this process
   accelerate launch -m qsft cache build recipes/NAME.yaml   ... on all processes
-  qsft cache build --dataset_path DATA --teacher Qwen/Qwen2.5-Math-7B-Instruct --out CACHE --encoding compact
+  qsft cache build --dataset_path DATA --teacher Qwen/Qwen2.5-Math-7B-Instruct --output_dir CACHE
   qsft cache info CACHE
   qsft cache verify CACHE --teacher Qwen/Qwen2.5-Math-7B-Instruct --sample 32
 """
@@ -21,10 +21,10 @@ examples:
 BUILD: dict[str, dict[str, Any]] = {
     "dataset_path": {"help": "input_ids and labels: a save_to_disk directory, .parquet or .jsonl"},
     "teacher": {"metavar": "MODEL", "help": "path or hub id of a causal LM"},
-    "out": {"metavar": "DIR", "help": "the cache's directory"},
+    "output_dir": {"metavar": "DIR", "help": "the cache's directory"},
     "tokenizer": {"help": "the tokenizer of the data (default: the teacher's)"},
-    "k": {"type": int, "help": "slots per label token (default 64)"},
-    "encoding": {"choices": ("exact", "compact"), "help": "389 or 216 bytes per label token at k = 64"},
+    "top_k": {"type": int, "help": "slots per label token (default 64)"},
+    "cache_encoding": {"choices": ("exact", "compact"), "help": "389 or 216 bytes per label token at k = 64"},
     "top_p": {"type": float, "help": "keep only the slots that hold this share of the mass"},
     "min_k": {"type": int, "help": "... but at least this many (default 1)"},
     "batch_tokens": {"type": int, "help": "tokens per forward, padding included (default 16384)"},
@@ -81,11 +81,11 @@ def _build_options(args: argparse.Namespace, given: dict[str, Any]) -> Any:
     absent = [f"--{name}" for name in list(BUILD)[:3] if name not in given]
     if absent or args.overrides:
         problem = f"{', '.join(absent)} not given" if absent else f"unknown words {' '.join(args.overrides)}"
-        raise ValueError(f"{problem}. Name a RECIPE, or give --dataset_path, --teacher and --out.")
+        raise ValueError(f"{problem}. Name a RECIPE, or give --dataset_path, --teacher and --output_dir.")
     from transformers import AutoTokenizer
 
     from qsft.data.load import load_documents
-    from qsft.teacher.capture import build_cache
+    from qsft.teacher.capture.capture import build_cache
 
     documents, teacher, out = (given.pop(name) for name in list(BUILD)[:3])
     tokenizer = AutoTokenizer.from_pretrained(given.pop("tokenizer", teacher), revision=args.revision)

@@ -23,9 +23,9 @@ from qsft.data.sources import DataSettings, find_source
 from qsft.evals.model_under_test import ModelUnderTest
 from qsft.evals.protocol import Generation, Request, Sampling, context_of
 from qsft.fingerprints import digest_json
+from qsft.inference.loading import unsharded_loading
 from qsft.ledger import Key, Ledger, Record
 from qsft.progress import Progress
-from qsft.teacher.source import whole_in_every_process
 
 UNVERIFIED = ("grape",)  # methods that need no verifier
 LOOKS_INSIDE = ("grape", "critical")  # methods that need the model itself, so no engine that only draws
@@ -123,7 +123,7 @@ class CurationContext:
         torch.cuda.empty_cache()
 
     def sampler(self, model: str | None = None, **how: Any) -> Any:
-        with whole_in_every_process():  # each process draws by itself, though training may shard the model
+        with unsharded_loading():  # each process draws by itself, though training may shard the model
             return self.load(model).sampler(Sampling(**how))
 
     def sample(self, stage: str, asked: Asked, *, model: str | None = None, **how: Any) -> dict[Exercise, list[Record]]:

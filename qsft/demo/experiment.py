@@ -24,8 +24,8 @@ from qsft.explore.tokens import tokens_page, xray
 from qsft.page import write_page
 from qsft.progress import quiet_libraries
 from qsft.targets.registry import make_target
-from qsft.teacher.capture import build_cache
-from qsft.teacher.lookup import TeacherCache
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture.capture import build_cache
 
 COLOURED = 128  # demonstrations on the page of tokens, among which the one to show is chosen
 Memory = dict[Any, tuple[Path, Measurement]]  # by what a model is made from: see `run_seed`
@@ -98,7 +98,7 @@ def cache_teacher(scenario: Scenario, data: Dataset, teacher: Path, phases: Phas
     with phases.phase("cache the teacher", len(data), "documents") as progress:
         if path.exists() and not (found := TeacherCache(path).verify()).ok:
             found.drop()
-        options: dict[str, Any] = {"k": scenario.top_k, "device": "cpu", "progress": False}
+        options: dict[str, Any] = {"top_k": scenario.top_k, "device": "cpu", "progress": False}
         cache = build_cache(data, str(teacher), path, tokenizer=make_tokenizer(), **options)
         progress.advance(len(data))
     return cache

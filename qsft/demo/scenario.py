@@ -23,7 +23,7 @@ from qsft.recipe.keys import read_word
 from qsft.targets.registry import make_target
 from qsft.targets.target import Target
 from qsft.targets.view import IGNORED
-from qsft.teacher.lookup import TeacherCache
+from qsft.teacher.cache import TeacherCache
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
 

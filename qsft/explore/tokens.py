@@ -23,9 +23,9 @@ from qsft.targets.table import formula
 from qsft.targets.target import Mixture, Target
 from qsft.targets.trust import Constant
 from qsft.targets.view import Full, TokenView
+from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import label_positions
 from qsft.teacher.live import LiveTeacher
-from qsft.teacher.lookup import TeacherCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -17,7 +17,7 @@ from qsft.recipe.job import Job, configure
 from qsft.recipe.memory import STRATEGIES, Memory, Rehearsed, Step, rehearse
 from qsft.recipe.recipe_file import Recipe
 from qsft.targets.view import IGNORED
-from qsft.teacher.encoding import row_bytes
+from qsft.teacher.format.encoding import bytes_per_label_token
 
 INDEX_BYTES = 64  # of a cache, per document
 
@@ -132,7 +132,7 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
         per_document = f"{corpus.label_tokens / corpus.documents:.0f} per document"
         yield "label tokens", f"{corpus.label_tokens:,} ({per_document}{guess})"
     if job.target.role is not None and not args.teacher_live:
-        row = row_bytes(args.teacher_cache_encoding, args.teacher_top_k, plan.config.vocab_size)
+        row = bytes_per_label_token(args.teacher_cache_encoding, args.teacher_top_k, plan.config.vocab_size)
         known = f"about {row:.0f} bytes per label token"
         if corpus.label_tokens is not None:
             known = decimal(int(corpus.label_tokens * row) + corpus.documents * INDEX_BYTES)

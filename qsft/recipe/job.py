@@ -19,7 +19,7 @@ from qsft.recipe.keys import ORIGIN, RecipeSettings
 from qsft.recipe.recipe_file import DEFAULT_TARGET, Recipe
 from qsft.targets.registry import make_target
 from qsft.targets.target import Target
-from qsft.teacher.manifest import MANIFEST
+from qsft.teacher.format.manifest import MANIFEST
 from qsft.train.config import TargetSFTConfig, as_dict
 from qsft.train.teacher import cache_directory
 from qsft.train.trainer import TargetSFTTrainer

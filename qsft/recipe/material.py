@@ -14,14 +14,14 @@ from qsft.curate.catalogue import Options, find_method, settings_of
 from qsft.curate.curation import Material, curate
 from qsft.data.load import load_documents
 from qsft.data.sources import find_source
+from qsft.inference.loading import default_device
 from qsft.processes import is_main, process_group
 from qsft.recipe.job import WORLDS, Job, configure
 from qsft.recipe.keys import ORIGIN, RecipeSettings
 from qsft.recipe.recipe_file import DEFAULT_TARGET, read_recipe
 from qsft.targets.registry import make_target
+from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.source import default_device
 
 
 def curate_recipe(method: str, name: str | None, given: Namespace, words: Sequence[str]) -> None:

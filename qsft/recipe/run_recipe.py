@@ -22,8 +22,8 @@ from qsft.recipe.recipe_file import Recipe
 from qsft.recipe.relaunch import handled, split_words
 from qsft.recipe.trained import record_recipe
 from qsft.targets.view import IGNORED
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.format.manifest import MANIFEST
 from qsft.train.checkpoints import inhabited, refuse_damaged, resolve_checkpoint, set_aside
 
 

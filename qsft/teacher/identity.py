@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qsft.fingerprints import digest
-from qsft.teacher.encoding import ENCODINGS, Codec
+from qsft.teacher.format.encoding import ENCODINGS, Codec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,16 +22,16 @@ class Identity:
     teacher: dict[str, Any]  # name, revision, files (name, size, sampled digest), digests of weights and config
     tokenizer: dict[str, Any]  # digest and size of its vocabulary, digest of its chat template (not compared)
     vocab_size: int  # rows of the teacher's head
-    k: int
-    encoding: str
+    top_k: int
+    cache_encoding: str
     top_p: float | None
     min_k: int
     dtype: str  # what the teacher computed in; log-probs are always float32 before they are stored
 
     def __post_init__(self) -> None:
         _require(_is_int(self.vocab_size, 1, LARGEST_VOCABULARY), f"vocab_size={self.vocab_size!r}")
-        check_settings(self.k, self.encoding, self.top_p, self.min_k)
-        _require(self.k <= self.vocab_size, f"k={self.k} with a vocabulary of {self.vocab_size}")
+        check_settings(self.top_k, self.cache_encoding, self.top_p, self.min_k)
+        _require(self.top_k <= self.vocab_size, f"top_k={self.top_k} with a vocabulary of {self.vocab_size}")
         _require(isinstance(self.teacher, dict) and isinstance(self.tokenizer, dict), "teacher or tokenizer")
         _require(_is_shallow(self.teacher) and _is_shallow(self.tokenizer), "so deeply nested an identity")
         _require(isinstance(self.dtype, str), f"dtype={self.dtype!r}")
@@ -47,9 +47,9 @@ class Identity:
         return cls(**values)
 
     def codec(self, version: int) -> Codec:
-        return ENCODINGS[self.encoding](self.k, self.vocab_size, version)
+        return ENCODINGS[self.cache_encoding](self.top_k, self.vocab_size, version)
 
-    def refuse_other_settings(self, path: Path, **wanted: object) -> None:
+    def check_same_settings(self, path: Path, **wanted: object) -> None:
         pairs = [(name, getattr(self, name), value) for name, value in wanted.items()]
         differing = [f"{name} is {held!r}, not {value!r}" for name, held, value in pairs if held != value]
         if differing:
@@ -63,7 +63,7 @@ class Identity:
         evidence = shared_evidence(self.teacher, given)
         return evidence == "name" or (evidence == "revision" and bool(teacher_difference(self.teacher, given)))
 
-    def refuse_other_teacher(self, path: Path, given: dict[str, Any]) -> None:
+    def check_same_teacher(self, path: Path, given: dict[str, Any]) -> None:
         difference = teacher_difference(self.teacher, given)
         if difference:
             raise ValueError(
@@ -71,7 +71,7 @@ class Identity:
                 "Give a new directory for the new teacher; two teachers never share a cache."
             )
 
-    def refuse_other_tokenizer(self, path: Path, given: "Vocabulary", whose: str) -> int:
+    def check_same_tokenizer(self, path: Path, given: "Vocabulary", whose: str) -> int:
         """How many ids `given` and the cache's tokenizer share; ValueError that names the first that differs."""
         if self.tokenizer.get("digest") == given.about["digest"]:
             return given.size
@@ -83,10 +83,13 @@ class Identity:
         )
 
 
-def check_settings(k: object, encoding: object, top_p: object, min_k: object) -> None:
-    _require(_is_int(k, 1, LARGEST_K), f"k={k!r} (1 to {LARGEST_K:,})")
-    _require(_is_int(min_k, 1, k), f"min_k={min_k!r} with k={k} (1 to k)")  # type: ignore[arg-type]
-    _require(isinstance(encoding, str) and encoding in ENCODINGS, f"encoding={encoding!r} ({' or '.join(ENCODINGS)})")
+def check_settings(top_k: object, cache_encoding: object, top_p: object, min_k: object) -> None:
+    _require(_is_int(top_k, 1, LARGEST_K), f"top_k={top_k!r} (1 to {LARGEST_K:,})")
+    _require(_is_int(min_k, 1, top_k), f"min_k={min_k!r} with top_k={top_k} (1 to top_k)")  # type: ignore[arg-type]
+    _require(
+        isinstance(cache_encoding, str) and cache_encoding in ENCODINGS,
+        f"cache_encoding={cache_encoding!r} ({' or '.join(ENCODINGS)})",
+    )
     is_share = type(top_p) in (int, float) and 0 < top_p <= 1  # type: ignore[operator]
     _require(top_p is None or is_share, f"top_p={top_p!r} (above 0, at most 1)")
 
@@ -155,7 +158,7 @@ class Vocabulary(NamedTuple):
         )
 
 
-def refuse_small_head(rows: int, words: int, whose: str) -> None:
+def check_head_size(rows: int, words: int, whose: str) -> None:
     if rows < words:
         raise ValueError(
             f"the head of {whose} has {rows} rows, but the tokenizer has {words} tokens: they do not belong together. "

@@ -1,24 +1,15 @@
-"""A model as the teacher: its distributions at label positions, for a capture and for every batch of a live teacher.
+"""A live teacher: a model that computes its log-probs for every batch of training."""
 
-Backbone first, then the head a tile at a time, never all logits, never a gradient.
-"""
-
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from qsft.losses.evaluation_mode import evaluating
-from qsft.losses.head import Head, base_causal_lm, label_states, output_head
-from qsft.losses.matmuls import tokens_per_chunk
 from qsft.targets.view import Full, TopK
-
-STRIPES = 16  # top_k looks at the maxima over this many logits first
-WIDENED_ROWS = 8192  # rows of a bf16 head that are float32 at a time on a CPU
-CHECKED_TOKENS = 8
+from qsft.teacher.log_probs import check_teacher_head, teacher_log_probs
 
 
 class LiveTeacher:
@@ -44,156 +35,16 @@ class LiveTeacher:
         position_ids: Int[Tensor, "B T"] | None = None,
         label_count: int | None = None,
     ) -> TopK | Full:
-        """Rows for the positions t ≥ 1 with a label (`label_count` of them), flattened batch row after batch row."""
+        """Log-probs at the positions t ≥ 1 with a label (`label_count` of them), sequence after sequence."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        with evaluating(self.model), adapter_off(self.model) if self.base else nullcontext():
+        with evaluating(self.model), adapters_disabled(self.model) if self.base else nullcontext():
             if not self._checked:
                 check_teacher_head(self.model, **inputs)
                 self._checked = True
-            return teacher_rows(self.model, self.k, **inputs, labels=labels, label_count=label_count)
+            return teacher_log_probs(self.model, self.k, **inputs, labels=labels, label_count=label_count)
 
 
-def adapter_off(model: nn.Module) -> AbstractContextManager[Any]:
+def adapters_disabled(model: nn.Module) -> AbstractContextManager[Any]:
     """Inside, a PEFT model is its base; any other model is what it was."""
     disable: Any = getattr(model, "disable_adapter", None)
     return disable() if disable is not None else nullcontext()
-
-
-@torch.no_grad()
-def teacher_rows(model: nn.Module, k: int | None, **batch: Any) -> TopK | Full:
-    """The teacher at every label position of `batch` (see `predicting_states`), row after row.
-
-    Its k likeliest tokens, or with k = None all of them; log-probs are float32, normalised over the full vocabulary at
-    temperature 1.
-    """
-    hidden, labels = predicting_states(model, **batch)
-    tiles = ((tile, labels[rows]) for rows, tile in logit_tiles(model, hidden))
-    if k is None:
-        return Full(*map(torch.cat, zip(*(_everything(*pair) for pair in tiles))))
-    return TopK(*map(torch.cat, zip(*(_best(*pair, k) for pair in tiles))))
-
-
-@torch.no_grad()
-def check_teacher_head(model: nn.Module, **inputs: Tensor | None) -> None:
-    """ValueError unless our rows are those of the model's own logits, on the first tokens of the batch's first row.
-
-    Architectures scale, cap or transform their logits in their own ways; a teacher whose way is not known would give
-    wrong rows silently.
-    """
-    few = {name: value[:1, :CHECKED_TOKENS] for name, value in inputs.items() if value is not None}
-    if few["input_ids"].shape[1] < 2:
-        return
-    with torch.autocast(
-        few["input_ids"].device.type, enabled=False
-    ):  # it would round the model's own product, not ours
-        ours: Any = teacher_rows(model, None, **few, labels=few["input_ids"])
-        logits = own_logits(model, few)[:-1].to(ours.logps.device)
-    if not _agree(logits, ours.logps, torch.finfo(next(model.parameters()).dtype).eps):
-        raise ValueError(
-            f"qsft does not know how {type(base_causal_lm(model)).__name__} turns hidden states into logits: its own "
-            "logits differ from the product of its last states and its head. Such a teacher would give wrong rows, so "
-            "it is refused; report the model and the version of transformers."
-        )
-
-
-def own_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Float[Tensor, "T V"]:
-    """The float32 logits of the batch's one row, from the model's own forward."""
-    outputs: Any = base_causal_lm(model)(**inputs, use_cache=False)
-    return outputs.logits[0].float()  # type: ignore[no-any-return]
-
-
-def _agree(logits: Float[Tensor, "n V"], logps: Float[Tensor, "n W"], epsilon: float) -> bool:
-    """Whether `logps` are those of `logits`, up to 1e-3 of how much these vary over the vocabulary.
-
-    bf16 and fp16 models round their own logits (by `epsilon`), not ours: so much more may differ.
-    """
-    possible = logits > -torch.inf
-    if logits.shape != logps.shape or not torch.equal(possible, logps > -torch.inf):
-        return False
-    gap = torch.where(possible, logits.log_softmax(dim=-1) - logps, 0.0).norm()
-    logits = torch.where(possible, logits, 0.0)
-    spread = (logits - logits.mean(dim=-1, keepdim=True)).norm()
-    return bool(gap <= 1e-3 * spread + 4 * epsilon * logits.norm())
-
-
-def predicting_states(
-    model: nn.Module, labels: Int[Tensor, "B T"], **inputs: Int[Tensor, "B T"] | int | None
-) -> tuple[Float[Tensor, "N H"], Int[Tensor, " N"]]:
-    """The hidden states that predict a label, and those labels: the state at t−1 predicts token t.
-
-    inputs   input_ids, and where there are any attention_mask and position_ids (not every backbone takes both) and
-             label_count
-    """
-    given = {name: value for name, value in inputs.items() if value is not None}
-    causal_lm: Any = base_causal_lm(model)
-    states, tokens = label_states(causal_lm, (), given, labels)
-    # With device_map the backbone may end on another device than the head.
-    device = causal_lm.get_output_embeddings().weight.device
-    return states.to(device), tokens.labels.to(device)
-
-
-def input_device(model: nn.Module) -> torch.device:
-    """Where a model takes its tokens, also when it is spread over several devices."""
-    causal_lm: Any = base_causal_lm(model)
-    return causal_lm.get_input_embeddings().weight.device
-
-
-def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tuple[slice, Float[Tensor, "n V"]]]:
-    """The float32 logits of all states, some rows at a time, in one tile that the next rows overwrite.
-
-    No states at all give one empty tile.
-    """
-    head = output_head(model)
-    chunk = max(1, tokens_per_chunk(len(hidden), len(head.weight), torch.float32))
-    tile = hidden.new_empty(min(chunk, len(hidden)), len(head.weight), dtype=torch.float32)
-    for start in range(0, max(len(hidden), 1), chunk):
-        states = hidden[start : start + chunk].to(head.weight.dtype)
-        yield slice(start, start + chunk), _project(states, head, tile[: len(states)])
-
-
-def _project(states: Tensor, head: Head, out: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
-    """The logits in float32; on a CPU, which would round products of bf16, a piece of the head is widened at a time."""
-    if states.device.type != "cpu" or states.dtype == torch.float32:
-        return head.projection(states, head.weight, head.bias, out)
-    wide = states.float()
-    for start in range(0, len(head.weight), WIDENED_ROWS):
-        rows = slice(start, start + WIDENED_ROWS)
-        bias = None if head.bias is None else head.bias[rows].float()
-        head.projection(wide, head.weight[rows].float(), bias, out[:, rows])
-    return out
-
-
-def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
-    """The k largest logits and their ids, as `torch.topk`, in a fraction of its time for a large vocabulary.
-
-    Laid out in STRIPES lines, the k largest lie in the k columns with the largest maxima, found in the same way: only
-    those are sorted, and the few logits beyond the last whole column.
-    """
-    n, size = logits.shape
-    if size < 4 * k * STRIPES:
-        return logits.topk(k, dim=-1)
-    width = size // STRIPES
-    body = width * STRIPES
-    _, columns = top_k(logits[:, :body].view(n, STRIPES, width).amax(dim=1), k)
-    ids = (columns[:, :, None] + torch.arange(0, body, width, device=logits.device)).view(n, -1)
-    ids = torch.cat([ids, torch.arange(body, size, device=logits.device).expand(n, -1)], dim=1)
-    best = logits.gather(1, ids).topk(k, dim=-1)
-    return best.values, ids.gather(1, best.indices)
-
-
-def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ids, log-probs, the label's log-prob and the log of what is left, of one tile, which is overwritten.
-
-    The tail is summed with the slots masked out: 1 − Σp would lose it to rounding where it is small.
-    """
-    values, ids = top_k(tile, min(k, tile.shape[-1]))
-    label = tile.gather(-1, labels[:, None])
-    p = torch.softmax(tile, dim=-1, out=tile)
-    lse = values[:, :1] - p.gather(-1, ids[:, :1]).log_()  # p_max = exp(z_max − lse)
-    log_tail = p.scatter_(-1, ids, 0.0).sum(dim=-1).log_()
-    return ids.to(torch.int32), values - lse, (label - lse)[:, 0], log_tail
-
-
-def _everything(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-    logps = tile.log_softmax(dim=-1)
-    return logps, logps.gather(-1, labels[:, None])[:, 0]

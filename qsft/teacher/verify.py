@@ -19,16 +19,18 @@ from torch import Tensor, nn
 
 from qsft.files import shown
 from qsft.fingerprints import digest, file_digest
+from qsft.inference.loading import input_device
 from qsft.losses.evaluation_mode import evaluating
 from qsft.progress import Progress
 from qsft.targets.view import TopK
+from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import document_key, label_positions
+from qsft.teacher.format.complete import REMEMBERED, is_damaged
+from qsft.teacher.format.manifest import MANIFEST, Manifest, read_manifest, refresh_manifest
+from qsft.teacher.format.shards import DamagedShard, Shard, UnusableShard, damaged, published, shard_name
 from qsft.teacher.identity import VOCABULARY, Identity, teacher_difference
-from qsft.teacher.live import input_device, own_logits
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST, REMEMBERED, Manifest, is_damaged, read_manifest, refresh_manifest
-from qsft.teacher.shards import DamagedShard, Shard, UnusableShard, damaged, published, shard_name
-from qsft.teacher.source import TeacherSource
+from qsft.teacher.log_probs import own_logits
+from qsft.teacher.sources.transformers_source import TransformersSource
 
 SHIFTS = (-1, 0, 1)
 CONFIDENCE = 0.95
@@ -211,7 +213,10 @@ def describe(directory: str | Path) -> str:
         ("teacher", f"{teacher.get('name')}{' @ ' + teacher['revision'] if teacher.get('revision') else ''}"),
         ("computed in", identity.dtype),
         ("vocabulary", f"{identity.vocab_size:,} rows, {identity.tokenizer['tokens']:,} tokens"),
-        ("encoding", f"{identity.encoding}, k={identity.k}" + (f", top_p={identity.top_p}" if identity.top_p else "")),
+        (
+            "encoding",
+            f"{identity.cache_encoding}, k={identity.top_k}" + (f", top_p={identity.top_p}" if identity.top_p else ""),
+        ),
         ("documents", f"{len(cache):,} in {len(cache.shards)} shards"),
     ]
     measured = {name: value for name, value in cache.manifest.measured.items() if name != "documents"}
@@ -241,7 +246,7 @@ def verify_values(
 ) -> tuple[bool, str]:
     """Whether sampled documents are what the teacher says now, at the position they are stored for, and the table."""
     cache = TeacherCache(directory)
-    source = TeacherSource(teacher, dtype=cache.manifest.identity.dtype, revision=revision)
+    source = TransformersSource(teacher, dtype=cache.manifest.identity.dtype, revision=revision)
     documents = sample_documents(cache, sample)
     check = compare_with_teacher(cache, source.load(), documents)
     difference = teacher_difference(cache.manifest.identity.teacher, source.describe())

@@ -19,10 +19,10 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from qsft.losses.head import LABEL_COUNT, TEACHER_INPUTS, to_bits
 from qsft.targets.target import Target
 from qsft.targets.view import EMPTY, IGNORED
+from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Collator, Documents, Span, document_index, document_key, label_positions, spans
-from qsft.teacher.encoding import Rows
+from qsft.teacher.format.encoding import TopKArrays
 from qsft.teacher.live import LiveTeacher
-from qsft.teacher.lookup import TeacherCache
 from qsft.train import safeguards, side_inputs
 from qsft.train.record import RecordingTrainer
 from qsft.train.teacher import RunTeacher
@@ -76,7 +76,7 @@ class TeacherCollator:
                     column[row, positions] = torch.from_numpy(values)
         return dict(zip(TEACHER_INPUTS, (ids, to_bits(logps), *map(to_bits, per_token))))
 
-    def look_up(self, cache: TeacherCache, input_ids: Tensor, labels: Tensor) -> Rows | None:
+    def look_up(self, cache: TeacherCache, input_ids: Tensor, labels: Tensor) -> TopKArrays | None:
         """The teacher's rows of one document; None where it has no labels, or is missing and may be."""
         key = document_key(input_ids, labels)
         if key in cache:

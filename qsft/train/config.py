@@ -107,7 +107,11 @@ class TargetSFTConfig(SFTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked = {"k": self.teacher_top_k, "encoding": self.teacher_cache_encoding, "top_p": self.teacher_top_p}
+        asked = {
+            "top_k": self.teacher_top_k,
+            "cache_encoding": self.teacher_cache_encoding,
+            "top_p": self.teacher_top_p,
+        }
         self.given_for_capture = frozenset(name for name, value in asked.items() if value is not None)
         self.teacher_top_k = 64 if self.teacher_top_k is None else self.teacher_top_k
         self.teacher_cache_encoding = self.teacher_cache_encoding or "exact"

@@ -14,9 +14,9 @@ from transformers.utils import logging
 from trl import SFTConfig
 
 from qsft.targets.target import Target
+from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST
+from qsft.teacher.format.manifest import MANIFEST
 from qsft.train.config import TargetSFTConfig
 
 logger = logging.get_logger(__name__)

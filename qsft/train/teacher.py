@@ -12,15 +12,17 @@ from torch import nn
 from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.utils import logging
 
+from qsft.inference.loading import input_device
 from qsft.processes import Group
 from qsft.targets.target import Target
-from qsft.teacher.capture import build_cache
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.documents import Documents
-from qsft.teacher.identity import Vocabulary, refuse_small_head
-from qsft.teacher.live import LiveTeacher, adapter_off, input_device
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST
-from qsft.teacher.source import TeacherSource, default_cache, weights_digest
+from qsft.teacher.format.manifest import MANIFEST
+from qsft.teacher.identity import Vocabulary, check_head_size
+from qsft.teacher.live import LiveTeacher, adapters_disabled
+from qsft.teacher.location import default_cache_directory
+from qsft.teacher.sources.transformers_source import TransformersSource, weights_digest
 from qsft.train.config import BASE, TargetSFTConfig, as_dict
 from qsft.train.safeguards import refuse_missing, refuse_missing_teacher
 
@@ -82,8 +84,8 @@ class RunTeacher:
         if model is not student:
             if isinstance(model, nn.Module):
                 refuse_partial_copies(model)
-            source = TeacherSource(model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs))
-            source.refuse_other_tokenizer(Vocabulary.of(tokenizer))
+            source = TransformersSource(model, device=args.device, model_kwargs=as_dict(args.teacher_model_init_kwargs))
+            source.check_same_tokenizer(Vocabulary.of(tokenizer))
             model = source.load().requires_grad_(False)
         return LiveTeacher(model, args.teacher_top_k, base=model is student)
 
@@ -94,7 +96,7 @@ class RunTeacher:
         cache = TeacherCache(path) if only_read else self.fill(path, documents, tokenizer, student)
         cache.check_student(tokenizer, student.config.get_text_config().vocab_size)
         if only_read:
-            cache.manifest.identity.refuse_other_settings(path, **asked_of(cache, self.args))
+            cache.manifest.identity.check_same_settings(path, **asked_of(cache, self.args))
             refuse_missing(cache, documents, self.args.teacher_missing)
         return cache
 
@@ -103,9 +105,9 @@ class RunTeacher:
         if self.path is not None:
             return self.path
         teacher = (self.student or base_weights(student, self.args)) if self.model == BASE else self.model
-        with adapter_off(student):
-            source = TeacherSource(teacher, model_kwargs=self.load_kwargs(student))
-            return default_cache(source, tokenizer, **capture_settings(self.args), output_dir=self.args.output_dir)
+        with adapters_disabled(student):
+            source = TransformersSource(teacher, model_kwargs=self.load_kwargs(student))
+            return default_cache_directory(source, tokenizer, **capture_settings(self.args))
 
     def load_kwargs(self, student: Any) -> dict[str, Any]:
         """How from_pretrained loads the model: a base as the student was loaded."""
@@ -123,7 +125,7 @@ class RunTeacher:
                 "max_length only. packing_strategy='bfd' makes caches that last."
             )
         # The head is checked here too: a student that does not fit must not cost a capture.
-        refuse_small_head(student.config.get_text_config().vocab_size, tokenizer.vocab_size, "the student")
+        check_head_size(student.config.get_text_config().vocab_size, tokenizer.vocab_size, "the student")
         if isinstance(self.model, nn.Module):
             refuse_partial_copies(self.model)
         base, settings = self.model == BASE, capture_settings(args)
@@ -133,7 +135,7 @@ class RunTeacher:
             settings |= asked_of(held, args)
         settings |= {"model_kwargs": self.load_kwargs(student), "batch_tokens": args.teacher_batch_tokens}
         settings |= {"tokenizer": tokenizer, "device": args.device, "progress": not args.disable_tqdm}
-        with adapter_off(student) if base else put_back(self.model):
+        with adapters_disabled(student) if base else put_back(self.model):
             cache = build_cache(documents, base_weights(student, args) if base else self.model, path, **settings)
             if base and args.process_index == 0:
                 warn_if_changed(student, cache)
@@ -181,12 +183,12 @@ def cache_directory(target: Target, args: TargetSFTConfig, student: str, tokeniz
 
 
 def capture_settings(args: TargetSFTConfig) -> dict[str, Any]:
-    return {"k": args.teacher_top_k, "encoding": args.teacher_cache_encoding, "top_p": args.teacher_top_p}
+    return {"top_k": args.teacher_top_k, "cache_encoding": args.teacher_cache_encoding, "top_p": args.teacher_top_p}
 
 
 def asked_of(cache: TeacherCache, args: TargetSFTConfig) -> dict[str, Any]:
     """Those of them that were asked for, not left to their defaults; no cache holds more than the vocabulary."""
-    asked = capture_settings(args) | {"k": min(args.teacher_top_k, cache.vocab_size)}
+    asked = capture_settings(args) | {"top_k": min(args.teacher_top_k, cache.vocab_size)}
     return {name: value for name, value in asked.items() if name in args.given_for_capture}
 
 
@@ -247,7 +249,7 @@ def warn_if_changed(student: nn.Module, cache: TeacherCache) -> None:
 def frozen_copy(student: str | nn.Module, args: TargetSFTConfig) -> nn.Module:
     """The student as it is now, in eval mode and without gradients; later training does not move it."""
     if isinstance(student, str):
-        copy = TeacherSource(student, device="cpu", model_kwargs=as_dict(args.model_init_kwargs)).load()
+        copy = TransformersSource(student, device="cpu", model_kwargs=as_dict(args.model_init_kwargs)).load()
     else:
         copy = deepcopy(student)
         # A forward that an earlier trainer patched in is bound to the original's weights.

@@ -38,7 +38,7 @@ def rows(count=32):
 @pytest.fixture(scope="session")
 def world(tmp_path_factory, tiny_tokenizer):
     """Students with untied and tied heads, a teacher, 32 tokenised documents, and the teacher's cache of them."""
-    from qsft.teacher.capture import build_cache
+    from qsft.teacher.capture.capture import build_cache
 
     folder = tmp_path_factory.mktemp("world")
     teacher = make_model(seed=5)
@@ -49,7 +49,7 @@ def world(tmp_path_factory, tiny_tokenizer):
     make_model(tie_word_embeddings=True).save_pretrained(folder / "tied")
     documents = list(rows())
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
-    build_cache(documents, teacher, folder / "cache", tokenizer=tiny_tokenizer, k=16, progress=False)
+    build_cache(documents, teacher, folder / "cache", tokenizer=tiny_tokenizer, top_k=16, progress=False)
     return folder
 
 

@@ -62,7 +62,7 @@ def documents(student, teacher):
 
 @pytest.fixture(scope="session")
 def cache(documents, tokenizer, teacher, tmp_path_factory):
-    from qsft.teacher.capture import build_cache
+    from qsft.teacher.capture.capture import build_cache
 
     path = tmp_path_factory.mktemp("explore") / "cache"
-    return build_cache(documents, teacher, path, tokenizer=tokenizer, k=8, progress=False)
+    return build_cache(documents, teacher, path, tokenizer=tokenizer, top_k=8, progress=False)

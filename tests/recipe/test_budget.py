@@ -11,7 +11,7 @@ from qsft.recipe import budget
 from qsft.recipe.budget import LABEL_TOKENS, SHAPES, known_config, make_plan
 from qsft.recipe.memory import STRATEGIES, Step, rehearse
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
-from qsft.teacher.encoding import row_bytes
+from qsft.teacher.format.encoding import bytes_per_label_token
 
 
 def test_the_plan_counts_documents_label_tokens_cache_and_steps(tiny_run, capsys):
@@ -51,7 +51,7 @@ def test_a_cache_of_unknown_size_is_told_by_its_row(encoding, tiny_run, tmp_path
     (tmp_path / "mine.jsonl").write_text('{"text": "w1 w2"}\n' * 16)
     words = ["--dataset", str(tmp_path / "mine.jsonl"), "--data_dir", "null", "--teacher_cache_encoding", encoding]
     assert main(["plan", "numina_qwen_math_1p5b", *tiny_run("numina").words, *words]) == 0
-    assert f"about {row_bytes(encoding, 64, 320):.0f} bytes per label token" in capsys.readouterr().out
+    assert f"about {bytes_per_label_token(encoding, 64, 320):.0f} bytes per label token" in capsys.readouterr().out
 
 
 def test_a_model_that_is_nowhere_is_named(capsys):

@@ -19,7 +19,7 @@ from qsft.recipe.job import Job, configure
 from qsft.recipe.keys import keys
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.recipe.run_recipe import build_recipe_cache, train
-from qsft.teacher.lookup import TeacherCache
+from qsft.teacher.cache import TeacherCache
 
 REPO = Path(__file__).parents[2]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]

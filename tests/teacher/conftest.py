@@ -28,10 +28,10 @@ def documents():
 @pytest.fixture
 def build(tmp_path, tiny_model, tiny_tokenizer):
     """Factory: build a cache of documents with a small k, small batches and no progress."""
-    from qsft.teacher.capture import build_cache
+    from qsft.teacher.capture.capture import build_cache
 
     def make(dataset, name="cache", teacher=None, **options):
-        options = {"k": 8, "batch_tokens": 128, "progress": False, "tokenizer": tiny_tokenizer} | options
+        options = {"top_k": 8, "batch_tokens": 128, "progress": False, "tokenizer": tiny_tokenizer} | options
         teacher = tiny_model() if teacher is None else teacher
         return build_cache(dataset, teacher, tmp_path / name, **options)
 

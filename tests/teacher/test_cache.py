@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from qsft.fingerprints import digest
 from qsft.targets.view import TopK
+from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents, document_key, label_positions
+from qsft.teacher.format.manifest import MANIFEST, _render, create_manifest
 from qsft.teacher.identity import Identity
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST, _render, create_manifest
 
 TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=1, max_size=20)
 
@@ -67,7 +67,7 @@ def test_label_positions_leave_out_the_first_token():
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 def test_rows_are_the_live_teachers_at_the_label_positions(build, documents, tiny_model, encoding):
     data, model = documents(30), tiny_model()
-    cache = build(data, encoding=encoding, k=16)
+    cache = build(data, cache_encoding=encoding, top_k=16)
     for document in data:
         rows, positions = cache.lookup(**document), label_positions(document["labels"])
         with torch.no_grad():
@@ -83,7 +83,7 @@ def test_rows_are_the_live_teachers_at_the_label_positions(build, documents, tin
 def test_the_stored_tail_is_the_live_teachers(build, documents, tiny_model):
     data, model = documents(30), tiny_model()
     for encoding in ("exact", "compact"):
-        cache = build(data, encoding, encoding=encoding, k=16)
+        cache = build(data, encoding, cache_encoding=encoding, top_k=16)
         for document in data:
             rows, positions = cache.lookup(**document), label_positions(document["labels"])
             with torch.no_grad():
@@ -162,7 +162,7 @@ def test_a_document_without_labels_is_legal_and_never_stored(build):
 
 def test_rows_of_different_length_are_padded_with_empty_slots(build, documents):
     data = documents(10)
-    full, short = build(data, "full", k=32), build(data, "short", k=32, top_p=0.3, min_k=2)
+    full, short = build(data, "full", top_k=32), build(data, "short", top_k=32, top_p=0.3, min_k=2)
     counts = torch.cat([short.lookup(**d).live.sum(dim=1) for d in data])
     assert counts.min() >= 2
     assert counts.min() < counts.max()
@@ -237,7 +237,7 @@ def test_added_tokens_need_no_row_in_the_students_head(build, documents, tiny_to
 
 def test_heads_may_differ_in_padding_rows_only(build, documents, tiny_model):
     data = documents(10)
-    cache = build(data, teacher=tiny_model(vocab_size=384), k=64)
+    cache = build(data, teacher=tiny_model(vocab_size=384), top_k=64)
     cache.check_student(vocab_size=320)
     cache.check_student(vocab_size=512)
     with pytest.raises(ValueError, match="319 rows"):
@@ -275,12 +275,12 @@ LIES = [
     ({"version": 3}, "format version 3"),
     ({"version": True}, "format version True"),
     ({"format": "something"}, "does not describe"),
-    ({"identity__k": -1}, "k=-1"),
-    ({"identity__k": 10**9}, "k=1000000000"),
-    ({"identity__k": True}, "k=True"),
+    ({"identity__top_k": -1}, "k=-1"),
+    ({"identity__top_k": 10**9}, "k=1000000000"),
+    ({"identity__top_k": True}, "k=True"),
     ({"identity__vocab_size": 10**18}, "vocab_size=1000000000000000000"),
-    ({"identity__encoding": "pickle"}, "encoding='pickle'"),
-    ({"identity__encoding": ["exact"]}, "encoding="),
+    ({"identity__cache_encoding": "pickle"}, "encoding='pickle'"),
+    ({"identity__cache_encoding": ["exact"]}, "encoding="),
     ({"identity__top_p": 7}, "top_p=7"),
     ({"identity__tokenizer": {}}, "tokens"),
     ({"identity__teacher": {"name": 3}}, "without a name"),
@@ -298,8 +298,8 @@ LIES = [
     ({"shards": {NAME: {"documents": 1, "label_tokens": 1, "bytes": 2**60}}}, "impossible sizes"),
     ({"shards": {NAME: None}}, "impossible sizes"),
     ({"shards": 3}, "must be objects"),
-    ({"identity__encoding": "compact"}, "another capture"),
-    ({"identity__k": 7}, "another capture"),
+    ({"identity__cache_encoding": "compact"}, "another capture"),
+    ({"identity__top_k": 7}, "another capture"),
 ]
 
 

@@ -45,10 +45,10 @@ class Payload:
 def decode(raw, rows, manifest):
     """[(slots {id: log-prob}, label log-prob, log tail or None)] of a document."""
     identity, payload = manifest["identity"], Payload(raw)
-    counts = payload.take("B" if identity["k"] < 256 else "H", rows)
+    counts = payload.take("B" if identity["top_k"] < 256 else "H", rows)
     label_logp = payload.take("e", rows)
     log_tail = payload.take("e", rows) if manifest["version"] >= 2 else [None] * rows
-    read = {"exact": exact, "compact": compact}[identity["encoding"]]
+    read = {"exact": exact, "compact": compact}[identity["cache_encoding"]]
     ids, logps = read(payload, counts, identity["vocab_size"])
     assert payload.at == len(raw)
     made, start = [], 0
@@ -83,7 +83,7 @@ def compact(payload, counts, vocab_size):
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.6, "min_k": 2}])
 def test_a_reader_that_follows_the_page_reads_what_the_cache_says(build, documents, encoding, options):
     data = documents(15)
-    cache = build(data, encoding=encoding, k=16, **options)
+    cache = build(data, cache_encoding=encoding, top_k=16, **options)
     check(cache, data, cache.path)
 
 
@@ -128,10 +128,10 @@ def check(cache, data, path):
 
 
 def test_the_page_states_the_true_sizes_and_version():
-    from qsft.teacher.encoding import row_bytes
-    from qsft.teacher.shards import VERSION
+    from qsft.teacher.format.encoding import bytes_per_label_token
+    from qsft.teacher.format.shards import VERSION
 
     text = PAGE.read_text()
     assert f"format version {VERSION}" in text
     for encoding in ("exact", "compact"):
-        assert f"{row_bytes(encoding, 64, 151_936):.0f} " in text
+        assert f"{bytes_per_label_token(encoding, 64, 151_936):.0f} " in text

@@ -12,10 +12,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from qsft.teacher.capture import build_cache
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.documents import Documents
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.shards import published
+from qsft.teacher.format.shards import published
 from qsft.teacher.verify import verify_cache
 
 
@@ -27,7 +27,7 @@ def few_and_many(few, many):
 def capture(tmp_path, documents, tiny_model, tiny_tokenizer):
     """Capture 150 documents into a directory, a shard per batch; `capture.data` are the documents."""
     data, model = documents(150), tiny_model()
-    options = {"tokenizer": tiny_tokenizer, "progress": False, "k": 8, "batch_tokens": 64, "shard_bytes": 1}
+    options = {"tokenizer": tiny_tokenizer, "progress": False, "top_k": 8, "batch_tokens": 64, "shard_bytes": 1}
 
     def run(name, patience=1800.0):
         return build_cache(data, model, tmp_path / name, patience=patience, **options)
@@ -101,7 +101,7 @@ DAMAGES = {
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documents, content, tiny_tokenizer, tell):
     data = documents(8, longest=8)
-    cache = build(data, encoding=encoding, k=4, shard_bytes=1, batch_tokens=16)
+    cache = build(data, cache_encoding=encoding, top_k=4, shard_bytes=1, batch_tokens=16)
     want, files = content(cache, data), sorted(cache.path.iterdir())
     assert {path.suffix for path in files} == {".json", ".safetensors"}
     rng, outcomes = np.random.default_rng(), Counter()
@@ -115,7 +115,7 @@ def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documen
         outcomes[judge(cache.path, path, data, want, content, tiny_tokenizer, kind)] += 1
         if number % 40 == 0:  # what is dropped is computed again, and nothing is lost
             verify_cache(cache.path).drop()
-            assert content(build(data, encoding=encoding, k=4, shard_bytes=1, batch_tokens=16), data) == want
+            assert content(build(data, cache_encoding=encoding, top_k=4, shard_bytes=1, batch_tokens=16), data) == want
             files = sorted(cache.path.iterdir())
         else:
             path.write_bytes(raw)

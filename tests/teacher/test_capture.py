@@ -14,14 +14,14 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from qsft.teacher import pipeline
-from qsft.teacher.capture import build_cache
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture import capture, timing
+from qsft.teacher.capture.capture import build_cache
+from qsft.teacher.capture.plan import Plan, plan_batches
 from qsft.teacher.documents import Documents, label_positions
+from qsft.teacher.format.manifest import MANIFEST
+from qsft.teacher.format.shards import published
 from qsft.teacher.identity import teacher_difference
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST
-from qsft.teacher.pipeline import Plan, plan_batches
-from qsft.teacher.shards import published
 
 
 @pytest.fixture
@@ -108,9 +108,9 @@ def test_a_partial_capture_continues_bit_equal(build, documents, content):
 
 def test_appended_documents_are_equal_up_to_rounding(build, documents):
     first, second = documents(20), documents(20, seed=1)
-    whole = build([*first, *second], "whole", k=16)
-    build(first, "grown", k=16)
-    grown = build([*first, *second], "grown", k=16)
+    whole = build([*first, *second], "whole", top_k=16)
+    build(first, "grown", top_k=16)
+    grown = build([*first, *second], "grown", top_k=16)
     assert len(grown) == len(whole)
     for document in [*first, *second]:
         torch.testing.assert_close(grown.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=1e-3)
@@ -156,7 +156,7 @@ def test_two_captures_at_once_never_corrupt(build, documents, content, fork, tmp
 
 def test_captures_with_other_settings_at_once_are_refused_not_mixed(build, documents, fork, tmp_path):
     data = documents(30)
-    children = [fork(lambda k=k: build(data, "both", k=k)) for k in (4, 8)]
+    children = [fork(lambda k=k: build(data, "both", top_k=k)) for k in (4, 8)]
     assert sorted(os.waitpid(child, 0)[1] != 0 for child in children) == [False, True]
     assert TeacherCache(tmp_path / "both").verify().ok
 
@@ -164,8 +164,8 @@ def test_captures_with_other_settings_at_once_are_refused_not_mixed(build, docum
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"k": 4}, "k is 8, not 4"),
-        ({"encoding": "compact"}, "encoding is 'exact', not 'compact'"),
+        ({"top_k": 4}, "top_k is 8, not 4"),
+        ({"cache_encoding": "compact"}, "cache_encoding is 'exact', not 'compact'"),
         ({"top_p": 0.9, "min_k": 2}, "top_p is None, not 0.9; min_k is 1, not 2"),
     ],
 )
@@ -229,9 +229,7 @@ def test_every_value_of_a_model_in_memory_counts(build, documents, tiny_model):
 
 
 def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, content, monkeypatch, capsys):
-    from qsft.teacher import capture
-
-    data, rows, sizes = documents(40), capture.teacher_rows, []
+    data, rows, sizes = documents(40), capture.teacher_log_probs, []
 
     def small_memory(model, k, **batch):
         sizes.append(len(batch["input_ids"]))
@@ -239,12 +237,12 @@ def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, 
             raise torch.OutOfMemoryError("CUDA out of memory")
         return rows(model, k, **batch)
 
-    monkeypatch.setattr(capture, "teacher_rows", small_memory)
+    monkeypatch.setattr(capture, "teacher_log_probs", small_memory)
     halved = build(data, "halved")
     assert "ran out of memory" in capsys.readouterr().err
     assert halved.missing(data) == []
     assert max(sizes[-5:]) <= 3  # it does not try the large batch again and again
-    monkeypatch.setattr(capture, "teacher_rows", rows)
+    monkeypatch.setattr(capture, "teacher_log_probs", rows)
     whole = build(data, "whole")
     for document in data:
         torch.testing.assert_close(halved.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=0)
@@ -277,12 +275,10 @@ def test_an_error_that_is_no_shortage_of_memory_is_not_hidden(build, documents, 
 
 
 def test_one_document_that_does_not_fit_says_what_to_do(build, documents, monkeypatch):
-    from qsft.teacher import capture
-
     def no_memory(*args, **batch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(capture, "teacher_rows", no_memory)
+    monkeypatch.setattr(capture, "teacher_log_probs", no_memory)
     with pytest.raises(torch.OutOfMemoryError, match=r"one document of \d+ tokens does not fit"):
         build(documents(5))
 
@@ -356,7 +352,9 @@ def test_an_id_outside_the_vocabulary_is_refused(build, documents, document):
         build([*documents(3), document])
 
 
-@pytest.mark.parametrize("options", [{"k": 0}, {"k": 70_000}, {"encoding": "zip"}, {"top_p": 1.5}, {"min_k": 9}])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 0}, {"top_k": 70_000}, {"cache_encoding": "zip"}, {"top_p": 1.5}, {"min_k": 9}]
+)
 def test_impossible_settings_are_refused_before_anything_happens(build, documents, options, tmp_path):
     with pytest.raises(ValueError, match="cannot have"):
         build(documents(3), **options)
@@ -364,9 +362,9 @@ def test_impossible_settings_are_refused_before_anything_happens(build, document
 
 
 def test_k_is_at_most_the_vocabulary(build, documents, tiny_model):
-    cache = build(documents(3), k=1000)
+    cache = build(documents(3), top_k=1000)
     assert cache.k == 320
-    assert build(documents(5), k=1000).k == 320
+    assert build(documents(5), top_k=1000).k == 320
     assert cache.manifest.measured["tail_mass"] == pytest.approx(0, abs=1e-5)
 
 
@@ -415,7 +413,7 @@ def test_a_read_only_directory_is_refused_before_the_teacher_runs(
     data = documents(10)
     place = mounted("--bind", str(build(data).path))
     subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
-    options = {"tokenizer": tiny_tokenizer, "progress": False, "k": 8}
+    options = {"tokenizer": tiny_tokenizer, "progress": False, "top_k": 8}
     model = tiny_model()
     assert len(build_cache(data, model, place, **options))  # complete: nothing has to be written
     model.model.forward = None
@@ -455,7 +453,7 @@ class SlowDisk(Documents):
 
 
 def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, capsys, monkeypatch):
-    monkeypatch.setattr(pipeline, "FIRST_LOOK", 0.2)
+    monkeypatch.setattr(timing, "FIRST_LOOK", 0.2)
     build(SlowDisk(documents(25)), progress=True)
     told = re.findall(
         r"slow capture: (\d+)% of the time is waiting for data. Keep the prepared", capsys.readouterr().err
@@ -465,7 +463,7 @@ def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, cap
 
 
 def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, capsys, monkeypatch):
-    monkeypatch.setattr(pipeline, "FIRST_LOOK", 0.2)
+    monkeypatch.setattr(timing, "FIRST_LOOK", 0.2)
     monkeypatch.setattr("qsft.files.os.fsync", lambda handle: time.sleep(0.3))
     build(documents(8), progress=True, shard_bytes=1)
     assert re.search(
@@ -475,10 +473,10 @@ def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, cap
 
 
 def test_advice_follows_from_where_the_time_goes(build, documents, capsys, monkeypatch):
-    cpu, gpu = pipeline.Pace(torch.device("cpu")), pipeline.Pace(torch.device("cuda"))
+    cpu, gpu = timing.Pace(torch.device("cpu")), timing.Pace(torch.device("cuda"))
     assert "computes on a CPU" in cpu.advice(100)[0]
     for used, words in ((0.1, "10% of its GPU's memory. Raise teacher_batch_tokens"), (0.8, "")):
-        monkeypatch.setattr(pipeline, "memory_share", lambda device, used=used: used)
+        monkeypatch.setattr(timing, "memory_share", lambda device, used=used: used)
         assert words in " ".join(gpu.advice(100))
         assert bool(gpu.advice(100)) == bool(words)
     gpu.waited |= {"data": 40.0, "writes": 50.0}
@@ -504,7 +502,7 @@ def test_dropout_is_off_while_a_model_in_training_teaches(build, documents, cont
 
 def test_the_manifest_tells_what_was_measured(build, documents):
     data = documents(30)
-    cache = build(data, k=8)
+    cache = build(data, top_k=8)
     measured = cache.manifest.measured
     rows = [cache.lookup(**d) for d in data]
     assert measured["label_tokens"] == sum(len(label_positions(d["labels"])) for d in data)

@@ -4,7 +4,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from qsft.cli import run_command
-from qsft.teacher.lookup import TeacherCache
+from qsft.teacher.cache import TeacherCache
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def data(tmp_path, documents):
 
 def test_build_info_verify(qsft, teacher, data, tmp_path, capsys):
     out = tmp_path / "cache"
-    build = ("build", "--dataset_path", data, "--teacher", teacher, "--out", out)
-    options = ("--k", 8, "--encoding", "compact", "--top_p", 0.9, "--batch_tokens", 256)
+    build = ("build", "--dataset_path", data, "--teacher", teacher, "--output_dir", out)
+    options = ("--top_k", 8, "--cache_encoding", "compact", "--top_p", 0.9, "--batch_tokens", 256)
     assert qsft(*build, *options) == 0
     assert "compact, k=8, top_p=0.9" in capsys.readouterr().out
     assert qsft("info", out) == 0
@@ -38,7 +38,7 @@ def test_build_info_verify(qsft, teacher, data, tmp_path, capsys):
 
 def test_verify_says_another_teacher_by_its_exit_code(qsft, teacher, data, tmp_path, tiny_model, capsys):
     out = tmp_path / "cache"
-    qsft("build", "--dataset_path", data, "--teacher", teacher, "--out", out, "--k", 8)
+    qsft("build", "--dataset_path", data, "--teacher", teacher, "--output_dir", out, "--top_k", 8)
     tiny_model(seed=1).save_pretrained(tmp_path / "other")
     assert qsft("verify", out, "--teacher", tmp_path / "other") == 1
     told = capsys.readouterr().out
@@ -48,7 +48,7 @@ def test_verify_says_another_teacher_by_its_exit_code(qsft, teacher, data, tmp_p
 
 def test_verify_names_and_drops_a_damaged_shard(qsft, teacher, data, tmp_path, capsys):
     out = tmp_path / "cache"
-    build = ("build", "--dataset_path", data, "--teacher", teacher, "--out", out, "--k", 8)
+    build = ("build", "--dataset_path", data, "--teacher", teacher, "--output_dir", out, "--top_k", 8)
     qsft(*build)
     [shard] = out.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -68,15 +68,15 @@ def test_json_lines_and_parquet_are_data_sets_too(qsft, teacher, documents, tmp_
     Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
     for name in ("data.jsonl", "data.parquet"):
         out = tmp_path / f"cache of {name}"
-        qsft("build", "--dataset_path", tmp_path / name, "--teacher", teacher, "--out", out, "--k", 8)
+        qsft("build", "--dataset_path", tmp_path / name, "--teacher", teacher, "--output_dir", out, "--top_k", 8)
         assert TeacherCache(out).missing(rows) == []
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["build"], "--dataset_path, --teacher, --out not given"),
-        (["build", "recipe.yaml", "--k", "8"], "--k belongs to a build without a recipe.*teacher_top_k"),
+        (["build"], "--dataset_path, --teacher, --output_dir not given"),
+        (["build", "recipe.yaml", "--top_k", "8"], "--top_k belongs to a build without a recipe.*teacher_top_k"),
         (["info", "/nowhere"], "not a teacher cache"),
     ],
 )
@@ -94,4 +94,4 @@ def test_wrong_data_sets_are_explained(qsft, teacher, tmp_path):
         ("x.csv", "not a data"),
     ):
         with pytest.raises(ValueError, match=message):
-            qsft("build", "--dataset_path", tmp_path / name, "--teacher", teacher, "--out", tmp_path / "c")
+            qsft("build", "--dataset_path", tmp_path / name, "--teacher", teacher, "--output_dir", tmp_path / "c")

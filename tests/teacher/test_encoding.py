@@ -5,15 +5,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsft.teacher.encoding import ENCODINGS, LOWEST, Compact, Exact, Rows, canonical, row_bytes, truncate
-from qsft.teacher.shards import encoding_kl
+from qsft.teacher.format.encoding import (
+    ENCODINGS,
+    LOWEST,
+    Compact,
+    Exact,
+    TopKArrays,
+    bytes_per_label_token,
+    canonical,
+    truncate,
+)
+from qsft.teacher.format.shards import encoding_kl
 
 QWEN = 151_936
 
 
 @st.composite
 def random_rows(draw):
-    """Rows of any k, vocabulary and length, with empty slots anywhere and log-probs of any size."""
+    """TopKArrays of any k, vocabulary and length, with empty slots anywhere and log-probs of any size."""
     vocab_size = draw(st.sampled_from([2, 3, 255, 256, 257, 1000, 65_536, 65_537, QWEN, 152_064, 2**24 + 1]))
     k = draw(st.integers(1, min(300, vocab_size)))
     n = draw(st.integers(0, 12))
@@ -23,7 +32,7 @@ def random_rows(draw):
     label_logp = -rng.exponential(2.0, n).astype(np.float32)
     label_logp[rng.random(n) < 0.1] = -np.inf
     log_tail = np.where(rng.random(n) < 0.1, -np.inf, -rng.exponential(9.0, n)).astype(np.float32)
-    return vocab_size, k, Rows(rng.integers(0, vocab_size, (n, k)).astype(np.int32), logps, label_logp, log_tail)
+    return vocab_size, k, TopKArrays(rng.integers(0, vocab_size, (n, k)).astype(np.int32), logps, label_logp, log_tail)
 
 
 @cache
@@ -38,7 +47,7 @@ def lively(n, vocab_size=QWEN, k=64, seed=0):
     rest = z.astype(np.float64)
     np.put_along_axis(rest, ids, -np.inf, 1)
     tail = np.log(np.exp(rest).sum(axis=1))
-    return canonical(Rows(ids.astype(np.int32), np.take_along_axis(z, ids, 1), z[:, 0], tail))
+    return canonical(TopKArrays(ids.astype(np.int32), np.take_along_axis(z, ids, 1), z[:, 0], tail))
 
 
 def decoded(codec, rows):
@@ -101,7 +110,7 @@ def test_top_p_costs_in_proportion_to_mean_k():
     assert 1 < mean_k < 50
     for name, codec in ((name, kind(64, QWEN)) for name, kind in ENCODINGS.items()):
         size = len(codec.encode(short)) / 50
-        assert size == pytest.approx(row_bytes(name, 64, QWEN) * mean_k / 64, rel=0.25)
+        assert size == pytest.approx(bytes_per_label_token(name, 64, QWEN) * mean_k / 64, rel=0.25)
 
 
 @given(st.floats(0.01, 1.0), st.integers(1, 8))
@@ -160,7 +169,7 @@ def test_bytes_that_cannot_be_rows_are_refused(kind):
 
 
 def test_nan_is_never_encoded():
-    rows = Rows(np.zeros((1, 2), np.int32), np.array([[0.0, np.nan]]), np.zeros(1), np.zeros(1))
+    rows = TopKArrays(np.zeros((1, 2), np.int32), np.array([[0.0, np.nan]]), np.zeros(1), np.zeros(1))
     with pytest.raises(ValueError, match="NaN"):
         Exact(2, 10).encode(rows)
 

@@ -3,11 +3,12 @@ import os
 
 import pytest
 
-from qsft.teacher.capture import build_cache
-from qsft.teacher.pipeline import require_shared
-from qsft.teacher.source import TeacherSource, cache_home, default_cache
+from qsft.teacher.capture.capture import build_cache
+from qsft.teacher.capture.rendezvous import require_shared
+from qsft.teacher.location import cache_home, default_cache_directory
+from qsft.teacher.sources.transformers_source import TransformersSource
 
-WHERE = {"k": 8, "encoding": "exact"}
+WHERE = {"top_k": 8, "cache_encoding": "exact"}
 
 
 @pytest.fixture(autouse=True)
@@ -27,27 +28,24 @@ def test_caches_live_in_the_users_cache_directory_unless_told_otherwise(home, mo
 
 def test_every_identity_has_its_own_folder_and_keeps_it(teacher, tiny_model, tiny_tokenizer, home):
     def place(model=teacher, **options):
-        return default_cache(TeacherSource(model), tiny_tokenizer, **WHERE | options)
+        return default_cache_directory(TransformersSource(model), tiny_tokenizer, **WHERE | options)
 
     first = place()
     assert first.parent == home / ".cache" / "qsft" / "teachers"
     assert first.name.startswith("teacher-")
-    others = [place(k=4), place(encoding="compact"), place(top_p=0.9), place(tiny_model()), place(tiny_model(seed=1))]
+    others = [
+        place(top_k=4),
+        place(cache_encoding="compact"),
+        place(top_p=0.9),
+        place(tiny_model()),
+        place(tiny_model(seed=1)),
+    ]
     assert len({first, *others}) == 6
     assert place() == first
     assert not home.exists()  # asking makes nothing
     config = json.loads((teacher / "config.json").read_text())
     (teacher / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
     assert place() != first
-
-
-def test_a_cache_left_in_output_dir_is_used_where_it_is_if_it_matches(teacher, tiny_tokenizer, documents, tmp_path):
-    source, out = TeacherSource(teacher), tmp_path / "out"
-    elsewhere = default_cache(source, tiny_tokenizer, **WHERE, output_dir=out)
-    build_cache(documents(3), teacher, out / "teacher_cache", tokenizer=tiny_tokenizer, k=8, progress=False)
-    assert default_cache(source, tiny_tokenizer, **WHERE, output_dir=out) == out / "teacher_cache"
-    assert default_cache(source, tiny_tokenizer, **WHERE | {"k": 4}, output_dir=out) != out / "teacher_cache"
-    assert default_cache(source, tiny_tokenizer, **WHERE) == elsewhere
 
 
 def test_a_models_directory_is_no_place_for_a_cache(teacher, documents, build, tiny_tokenizer):

@@ -3,26 +3,26 @@
 import pytest
 from datasets import Dataset
 
-from qsft.teacher import capture
+from qsft.teacher.capture import capture
 
 
 @pytest.fixture
 def forwards(monkeypatch):
     """Tokens, padding included, of every batch that a capture computes."""
-    sizes, compute = [], capture.teacher_rows
+    sizes, compute = [], capture.teacher_log_probs
 
     def watched(model, k, **batch):
         sizes.append(batch["input_ids"].numel())
         return compute(model, k, **batch)
 
-    monkeypatch.setattr(capture, "teacher_rows", watched)
+    monkeypatch.setattr(capture, "teacher_log_probs", watched)
     return sizes
 
 
 def check(cache, forwards):
     """Of k = 16 slots the capture kept those with 3 % of the mass, and it never computed more than 64 tokens."""
     identity, measured = cache.manifest.identity, cache.manifest.measured
-    assert (identity.k, identity.top_p, identity.encoding) == (16, 0.03, "compact")
+    assert (identity.top_k, identity.top_p, identity.cache_encoding) == (16, 0.03, "compact")
     assert 1 <= measured["mean_k"] < 16
     assert len(forwards) > 1
     assert max(forwards) <= 64 < sum(forwards)

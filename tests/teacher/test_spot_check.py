@@ -1,13 +1,13 @@
 import pytest
 
-from qsft.teacher.capture import build_cache
+from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.documents import document_key
 from qsft.teacher.verify import compare_with_teacher, sample_documents
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 def test_a_sound_cache_is_the_teacher_at_shift_zero_only(build, documents, tiny_model, encoding):
-    cache = build(documents(30), encoding=encoding)
+    cache = build(documents(30), cache_encoding=encoding)
     check = compare_with_teacher(cache, tiny_model(), sample_documents(cache, 5))
     before, here, after = check.table
     assert (before.shift, here.shift, after.shift) == (-1, 0, 1)
@@ -23,17 +23,17 @@ def test_a_sound_cache_is_the_teacher_at_shift_zero_only(build, documents, tiny_
 
 @pytest.mark.parametrize("off_by", [-1, 1])
 def test_an_off_by_one_shows(tmp_path, documents, tiny_model, tiny_tokenizer, monkeypatch, off_by):
-    from qsft.teacher import capture as module
+    from qsft.teacher.capture import capture as module
 
-    rows = module.teacher_rows
+    rows = module.teacher_log_probs
 
     def shifted(model, k, input_ids, **batch):
         # The state that predicts token t is taken from one position before or after.
         return rows(model, k, input_ids=input_ids.roll(off_by, dims=1), **batch)
 
-    monkeypatch.setattr(module, "teacher_rows", shifted)
+    monkeypatch.setattr(module, "teacher_log_probs", shifted)
     cache = build_cache(
-        documents(20), tiny_model(), tmp_path / "off", tokenizer=tiny_tokenizer, k=8, progress=False, batch_tokens=1
+        documents(20), tiny_model(), tmp_path / "off", tokenizer=tiny_tokenizer, top_k=8, progress=False, batch_tokens=1
     )
     assert not compare_with_teacher(cache, tiny_model(), sample_documents(cache, 8)).is_aligned(0.02)
 
@@ -64,7 +64,7 @@ def test_a_few_stale_documents_do_not_drown_in_the_mean(build, documents, tiny_m
 def test_a_projection_that_is_wrong_shows_though_it_made_the_cache(build, documents, tiny_model, monkeypatch):
     """The comparison is with the model's own logits: the same wrong projection again would agree with itself."""
     from qsft.losses import head
-    from qsft.teacher import capture
+    from qsft.teacher.capture import capture
 
     monkeypatch.setattr(head, "projection_of", lambda config: head.Projection(None, 0.5))
     with pytest.raises(ValueError, match="does not know how Qwen2ForCausalLM turns hidden states into logits"):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsft.losses import matmuls
-from qsft.teacher.live import teacher_rows, top_k
+from qsft.teacher.log_probs import teacher_log_probs, top_k
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([1, 4, 16]), st.integers(16, 9000))
@@ -34,7 +34,7 @@ def test_top_k_does_not_hide_nan():
 @pytest.mark.parametrize("k", [None, 8])
 def test_small_tiles_change_nothing(tiny_model, monkeypatch, k):
     model, ids = tiny_model(vocab_size=5000).eval(), torch.randint(7, 320, (3, 12))
-    ask = partial(teacher_rows, model, k)
+    ask = partial(teacher_log_probs, model, k)
     whole = ask(input_ids=ids, labels=ids)
     monkeypatch.setattr(matmuls, "TILE_BYTES", 5000 * 4 * 5)
     tiled = ask(input_ids=ids, labels=ids)
@@ -45,7 +45,7 @@ def test_small_tiles_change_nothing(tiny_model, monkeypatch, k):
 
 def test_a_bf16_teacher_speaks_float32(tiny_model):
     model, ids = tiny_model().to(torch.bfloat16).eval(), torch.randint(7, 320, (2, 9))
-    rows = teacher_rows(model, 320, input_ids=ids, labels=ids)
+    rows = teacher_log_probs(model, 320, input_ids=ids, labels=ids)
     assert rows.logps.dtype == torch.float32
     torch.testing.assert_close(rows.logps.exp().sum(dim=1), torch.ones(16))
     states = model.model(ids).last_hidden_state[:, :-1].reshape(16, -1)

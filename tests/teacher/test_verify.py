@@ -7,11 +7,10 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from qsft.fingerprints import digest
-from qsft.teacher.encoding import Rows
-from qsft.teacher.identity import Identity
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import MANIFEST, create_manifest
-from qsft.teacher.shards import (
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.format.encoding import TopKArrays
+from qsft.teacher.format.manifest import MANIFEST, create_manifest
+from qsft.teacher.format.shards import (
     VERSION,
     DamagedShard,
     Draft,
@@ -21,6 +20,7 @@ from qsft.teacher.shards import (
     checksum,
     published,
 )
+from qsft.teacher.identity import Identity
 from qsft.teacher.verify import verify_cache
 
 FLIPS = 80
@@ -29,7 +29,7 @@ FLIPS = 80
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 def test_any_flipped_byte_is_detected(build, documents, content, tiny_tokenizer, encoding):
     data = documents(6, longest=8)
-    cache = build(data, encoding=encoding, k=4, shard_bytes=1, batch_tokens=16)
+    cache = build(data, cache_encoding=encoding, top_k=4, shard_bytes=1, batch_tokens=16)
     want, files = content(cache, data), sorted(cache.path.iterdir())
     assert len(files) > 3
     assert verify_cache(cache.path).ok
@@ -167,7 +167,7 @@ def test_a_shard_that_claims_far_more_than_it_holds_is_refused_when_it_is_opened
     identity = Identity({"name": "none"}, {"tokens": 10**6}, 10**6, 65_535, "exact", None, 1, "float32")
     create_manifest(tmp_path, identity)
     draft, rows = Draft(), 300
-    empty = Rows(np.zeros((rows, 1), np.int32), np.full((rows, 1), -np.inf), -np.ones(rows), np.zeros(rows))
+    empty = TopKArrays(np.zeros((rows, 1), np.int32), np.full((rows, 1), -np.inf), -np.ones(rows), np.zeros(rows))
     payload = identity.codec(VERSION).encode(empty)
     draft.add(bytes(16), payload, np.zeros((2, rows + 1), np.int32), Facts(1, rows, len(payload)))
     path = draft.publish(tmp_path, asdict(identity))
@@ -180,7 +180,7 @@ def test_a_shard_that_claims_far_more_than_it_holds_is_refused_when_it_is_opened
 
 
 def test_a_shard_of_another_cache_is_not_called_damaged(build, documents):
-    cache, other = build(documents(5)), build(documents(5), "other", k=4)
+    cache, other = build(documents(5)), build(documents(5), "other", top_k=4)
     [foreign] = published(other.path)
     (cache.path / foreign.name).write_bytes(foreign.read_bytes())
     for open_it in (lambda: TeacherCache(cache.path), lambda: build(documents(6))):
@@ -213,7 +213,7 @@ def test_a_forged_row_with_a_right_checksum_is_refused_by_its_bounds(build, docu
 def test_a_sound_shard_is_never_dropped_for_a_manifest_that_is_wrong(build, documents, content):
     """Another cache's manifest: shards and manifest disagree, and only the user can say which is out of place."""
     data = documents(20)
-    cache, other = build(data), build(data, "other", k=4)
+    cache, other = build(data), build(data, "other", top_k=4)
     want = content(cache, data)
     right = (cache.path / MANIFEST).read_bytes()
     (cache.path / MANIFEST).write_bytes((other.path / MANIFEST).read_bytes())

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from qsft.losses.head import from_bits, to_bits
-from qsft.teacher.capture import build_cache
+from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.live import LiveTeacher
 from qsft.train.collator import TeacherCollator
 
@@ -23,7 +23,7 @@ def rows(data):
 @pytest.fixture(scope="module")
 def cache(rows, tiny_tokenizer, tmp_path_factory):
     path, teacher = tmp_path_factory.mktemp("collator") / "cache", make_model(seed=5)
-    return build_cache(Dataset.from_list(rows), teacher, path, tokenizer=tiny_tokenizer, k=8, progress=False)
+    return build_cache(Dataset.from_list(rows), teacher, path, tokenizer=tiny_tokenizer, top_k=8, progress=False)
 
 
 @pytest.mark.parametrize("padding_free", [False, True])

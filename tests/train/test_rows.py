@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 
 from qsft.losses.head import from_bits, label_logps
-from qsft.teacher.source import weights_digest
+from qsft.teacher.sources.transformers_source import weights_digest
 from qsft.train.side_inputs import Block
 
 ALL_BUT_SIDE = ["sft", "dft", "beyond_log", "profit", "eaft", "label_smoothing", "gem", "kd", "kd_hybrid", "target_sft"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from qsft.teacher.source import TeacherSource
+from qsft.teacher.sources.transformers_source import TransformersSource
 from qsft.train.teacher import RunTeacher, put_back
 from qsft.train.trainer import TargetSFTTrainer
 
@@ -129,8 +129,8 @@ def test_a_sharded_base_must_have_a_name(fill_base, tiny_model):
 
 
 def test_a_teacher_in_memory_is_moved_to_the_device_of_the_run_and_back(tiny_model):
-    assert TeacherSource(tiny_model()).load().device.type == "cpu"
-    assert TeacherSource(tiny_model(), device="meta").load().device.type == "meta"
+    assert TransformersSource(tiny_model()).load().device.type == "cpu"
+    assert TransformersSource(tiny_model(), device="meta").load().device.type == "meta"
     teacher = tiny_model().to("meta")
     with put_back(teacher):
         teacher.to_empty(device="cpu")

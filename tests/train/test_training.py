@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from qsft import Target
 from qsft.targets.dist import Sparse
 from qsft.targets.trust import Constant
-from qsft.teacher.capture import build_cache
+from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.documents import Documents
 
 

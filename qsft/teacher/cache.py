@@ -15,10 +15,11 @@ import torch
 
 from qsft.targets.view import TopK
 from qsft.teacher.documents import Documents, Tokens, document_key, label_positions
-from qsft.teacher.encoding import Rows
-from qsft.teacher.identity import Vocabulary, refuse_small_head
-from qsft.teacher.manifest import is_complete, read_manifest, remember
-from qsft.teacher.shards import Shard, published
+from qsft.teacher.format.complete import is_complete, remember
+from qsft.teacher.format.encoding import TopKArrays
+from qsft.teacher.format.manifest import read_manifest
+from qsft.teacher.format.shards import Shard, published
+from qsft.teacher.identity import Vocabulary, check_head_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +54,7 @@ class TeacherCache:
 
     def __repr__(self) -> str:
         identity = self.manifest.identity
-        name, form = identity.teacher.get("name"), f"k={identity.k}, encoding={identity.encoding!r}"
+        name, form = identity.teacher.get("name"), f"k={identity.top_k}, encoding={identity.cache_encoding!r}"
         return f"TeacherCache({str(self.path)!r}, teacher={name!r}, {form}, documents={len(self)})"
 
     def __len__(self) -> int:
@@ -68,11 +69,11 @@ class TeacherCache:
     @property
     def k(self) -> int:
         """Slots per row."""
-        return self.manifest.identity.k
+        return self.manifest.identity.top_k
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the teacher's head."""
+        """TopKArrays of the teacher's head."""
         return self.manifest.identity.vocab_size
 
     @property
@@ -94,7 +95,7 @@ class TeacherCache:
             raise ValueError(f"the cache {self.path} holds {len(rows.ids)} rows for a document with {n} labels.")
         return _tensors(rows)
 
-    def lookup_arrays(self, key: bytes) -> Rows:
+    def lookup_arrays(self, key: bytes) -> TopKArrays:
         """The rows of the document named `key`, as numpy arrays."""
         place = self._place(key)
         if place < 0:
@@ -145,10 +146,10 @@ class TeacherCache:
         words = min(identity.tokenizer["tokens"], self.vocab_size)
         if tokenizer is not None:
             vocabulary = Vocabulary.of(tokenizer)
-            identity.refuse_other_tokenizer(self.path, vocabulary, "the student's tokenizer")
+            identity.check_same_tokenizer(self.path, vocabulary, "the student's tokenizer")
             words = min(words, vocabulary.words)
         if vocab_size is not None:
-            refuse_small_head(vocab_size, words, f"the student for the teacher cache {self.path}")
+            check_head_size(vocab_size, words, f"the student for the teacher cache {self.path}")
 
     def verify(self) -> "Verification":
         """What is wrong with the cache, file by file: every checksum and bound is checked."""
@@ -172,7 +173,7 @@ class TeacherCache:
         return np.where(found, places, -1)
 
 
-def _tensors(rows: Rows) -> TopK:
+def _tensors(rows: TopKArrays) -> TopK:
     columns = [None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in rows]
     return TopK(*columns)  # type: ignore[arg-type]
 

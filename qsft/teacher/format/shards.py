@@ -24,7 +24,7 @@ from safetensors.numpy import save
 
 from qsft.files import publish
 from qsft.fingerprints import digest
-from qsft.teacher.encoding import Codec, Rows
+from qsft.teacher.format.encoding import Codec, TopKArrays
 
 VERSION, READ_VERSIONS = 2, (1, 2)
 NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
@@ -74,7 +74,7 @@ class Facts:
             raise ValueError("a measured fact is not a finite number ≥ 0")
 
     @classmethod
-    def of(cls, rows: Rows, payload: bytes, codec: Codec | None) -> "Facts":
+    def of(cls, rows: TopKArrays, payload: bytes, codec: Codec | None) -> "Facts":
         """Those of one document; with `codec` the error of its encoding too, against the teacher's own float32."""
         live, tail = rows.logps > -np.inf, np.exp(rows.log_tail.astype(np.float64))  # type: ignore[union-attr]
         facts = cls(1, len(live), len(payload), int(live.sum()), float(tail.sum()))
@@ -110,7 +110,7 @@ class Facts:
         }
 
 
-def encoding_kl(exact: Rows, decoded: Rows) -> np.ndarray:
+def encoding_kl(exact: TopKArrays, decoded: TopKArrays) -> np.ndarray:
     """KL(exact ‖ decoded) per row, over its slots and, where both have it, the rest as one more outcome; normalised."""
     logp, logq = exact.logps.astype(np.float64), decoded.logps.astype(np.float64)
     if exact.log_tail is not None and decoded.log_tail is not None:
@@ -178,7 +178,7 @@ class Shard:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, document: int, codec: Codec) -> Rows:
+    def read(self, document: int, codec: Codec) -> TopKArrays:
         """The decoded rows of the `document`-th document, after its checksum was checked."""
         payload = self.checked(document)
         try:

@@ -11,8 +11,6 @@ complete.json can be lost, cut or edited at any time: what it does not say is lo
 
 import json
 import platform
-from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,14 +18,12 @@ from typing import Any
 
 from qsft.files import publish
 from qsft.fingerprints import digest
-from qsft.processes import is_main
-from qsft.teacher.documents import Documents
+from qsft.teacher.format.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, damaged, published
 from qsft.teacher.identity import Identity
-from qsft.teacher.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, damaged, published
 
-MANIFEST, REMEMBERED = "manifest.json", "complete.json"
+MANIFEST = "manifest.json"
 FORMAT = "qsft teacher cache"
-LARGEST_BYTES, MOST_ENTRIES = 64 << 20, 64
+LARGEST_BYTES = 64 << 20
 SIZES = ("documents", "label_tokens", "bytes")  # of a shard
 LIBRARIES = ("qsft", "torch", "transformers", "numpy", "safetensors")
 LOST_MANIFEST = (
@@ -131,42 +127,6 @@ def _parse(content: dict[str, Any], path: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be right: {error}. {LOST_MANIFEST}") from error
     return manifest
-
-
-# ---- complete.json ----
-
-
-def is_complete(directory: Path, documents: Documents, shards: Collection[str]) -> bool:
-    """Whether an earlier start found every document of `documents` in `shards`, the ones that are there now."""
-    memory = _recall(directory)
-    needed = memory.get(documents.stamp) or memory.get(documents.digest) if memory else None
-    return isinstance(needed, list) and set(shards).issuperset(map(str, needed))
-
-
-def remember(directory: Path, documents: Documents, shards: Collection[str]) -> None:
-    """Note that `documents` are complete in `shards`; a directory that cannot be written is left as it is."""
-    if not is_main():
-        return
-    names = filter(None, (documents.digest, documents.stamp))
-    memory = _recall(directory) | dict.fromkeys(names, sorted(shards))
-    newest = dict(list(memory.items())[-MOST_ENTRIES:])
-    with suppress(OSError):  # read-only, or full: the next start looks again
-        publish(directory / REMEMBERED, _sealed({"complete": newest}), what="the teacher cache")
-
-
-def is_damaged(directory: Path) -> bool:
-    """Whether the file is there and not as it was written; it is then ignored."""
-    return (directory / REMEMBERED).is_file() and not _recall(directory)
-
-
-def _recall(directory: Path) -> dict[str | None, Any]:
-    """{digest or stamp of documents: shards that hold them}; nothing when the file is not as it was written."""
-    try:
-        raw = (directory / REMEMBERED).read_bytes() if (directory / REMEMBERED).is_file() else b""
-        memory = dict(json.loads(raw)["complete"])
-        return memory if _sealed({"complete": memory}) == raw else {}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return {}
 
 
 def _sealed(content: dict[str, Any]) -> bytes:

@@ -1,8 +1,8 @@
 """How the teacher's rows of one document become bytes, and back: `exact` and `compact`.
 
 Every payload starts with three columns, one value per row: the number of slots, the label's log-prob and the log of
-the mass outside the slots (both fp16; rounded log-probs do not give the tail back). Rows may differ in length; nothing
-is padded on disk. At k = 64 and a vocabulary of 151,936:
+the mass outside the slots (both fp16; rounded log-probs do not give the tail back). Positions may differ in length;
+nothing is padded on disk. At k = 64 and a vocabulary of 151,936:
 
     exact     ids int32, log-probs fp16                                              389 bytes per row
     compact   ids in ⌈log2 V⌉ bits; log-probs as top (fp16) − level·range/255        216 bytes per row
@@ -29,7 +29,7 @@ MOST_CELLS, FREE_CELLS, CELLS_PER_BYTE = 1 << 28, 1 << 24, 8192
 STRETCHES = 1 + 0.004 * np.arange(16, dtype=np.float32)
 
 
-class Rows(NamedTuple):
+class TopKArrays(NamedTuple):
     """The teacher at n label positions: ids [n,k], log-probs [n,k] (−inf: empty slot), and one value per position.
 
     label_logp   the label's log-prob, in the slots or not
@@ -42,17 +42,17 @@ class Rows(NamedTuple):
     log_tail: np.ndarray | None = None
 
     @classmethod
-    def of(cls, *parts: TopK) -> "Rows":
+    def of(cls, *parts: TopK) -> "TopKArrays":
         """The rows of a teacher on any device, one part after the other."""
         columns = zip(*((part.ids, part.logps, part.label_logp, part.log_tail) for part in parts))
         return cls(*(torch.cat(column).cpu().numpy() for column in columns))  # type: ignore[arg-type]
 
-    def part(self, places: slice | np.ndarray) -> "Rows":
+    def part(self, places: slice | np.ndarray) -> "TopKArrays":
         """The rows at `places`."""
-        return Rows(*(None if column is None else column[places] for column in self))  # type: ignore[arg-type]
+        return TopKArrays(*(None if column is None else column[places] for column in self))  # type: ignore[arg-type]
 
 
-def canonical(rows: Rows) -> Rows:
+def canonical(rows: TopKArrays) -> TopKArrays:
     """The same rows, likeliest slot first, empty slots last, log-probs in fp16's range and at most 0."""
     ids, logps, label_logp, log_tail = rows
     if any(np.isnan(column).any() for column in (logps, label_logp, log_tail) if column is not None):
@@ -64,10 +64,10 @@ def canonical(rows: Rows) -> Rows:
     if (logps[:, 1:] > logps[:, :-1]).any():
         order = np.argsort(-logps, axis=1, kind="stable")
         ids, logps = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1)
-    return Rows(ids, logps, _storable(label_logp), None if log_tail is None else _storable(log_tail))
+    return TopKArrays(ids, logps, _storable(label_logp), None if log_tail is None else _storable(log_tail))
 
 
-def truncate(rows: Rows, top_p: float | None, min_k: int) -> Rows:
+def truncate(rows: TopKArrays, top_p: float | None, min_k: int) -> TopKArrays:
     """The shortest prefix of every row that holds `top_p` of the mass, but at least `min_k` slots; the rest is tail."""
     if top_p is None:
         return rows
@@ -88,7 +88,7 @@ class Codec(ABC):
     vocab_size: int
     version: int = 2
 
-    def encode(self, rows: Rows) -> bytes:
+    def encode(self, rows: TopKArrays) -> bytes:
         """The payload of one document."""
         if self.version != 2 or rows.log_tail is None:
             raise ValueError("only rows with a log_tail are written, in format version 2")
@@ -97,7 +97,7 @@ class Codec(ABC):
         columns = [live.sum(axis=1).astype(self._count), rows.label_logp.astype("<f2"), rows.log_tail.astype("<f2")]  # type: ignore[union-attr]
         return b"".join(column.tobytes() for column in [*columns, *self._pack(rows, live)])
 
-    def decode(self, payload: np.ndarray, n: int) -> Rows:
+    def decode(self, payload: np.ndarray, n: int) -> TopKArrays:
         """The `n` rows of a payload (uint8), padded to k slots; ValueError when the bytes cannot be such rows."""
         if self.is_implausible(n, len(payload)):
             raise ValueError(f"{len(payload)} bytes claim {n} rows of k={self.k} slots")
@@ -115,7 +115,7 @@ class Codec(ABC):
             raise ValueError(f"a row holds an id outside the vocabulary of {self.vocab_size}")
         if not all(_is_logp(column) for column in (logps, label_logp, log_tail) if column is not None):
             raise ValueError("a row holds a log-prob above 0 or NaN")
-        return Rows(self._pad(ids, live, 0), self._pad(logps, live, -np.inf), label_logp, log_tail)
+        return TopKArrays(self._pad(ids, live, 0), self._pad(logps, live, -np.inf), label_logp, log_tail)
 
     def is_implausible(self, rows: Any, size: Any) -> Any:
         """Whether `size` bytes that claim so many rows would make a reader allocate far more than they hold.
@@ -138,7 +138,7 @@ class Codec(ABC):
         return padded
 
     @abstractmethod
-    def _pack(self, rows: Rows, live: np.ndarray) -> list[np.ndarray]:
+    def _pack(self, rows: TopKArrays, live: np.ndarray) -> list[np.ndarray]:
         """The columns that hold the slots of canonical rows."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Codec(ABC):
 class Exact(Codec):
     """ids int32, log-probs fp16."""
 
-    def _pack(self, rows: Rows, live: np.ndarray) -> list[np.ndarray]:
+    def _pack(self, rows: TopKArrays, live: np.ndarray) -> list[np.ndarray]:
         return [rows.ids[live].astype("<i4"), rows.logps[live].astype("<f2")]
 
     def _unpack(self, columns: "_Columns", n: int, live: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +160,7 @@ class Exact(Codec):
 class Compact(Codec):
     """ids in ⌈log2 V⌉ bits; log-probs as a level of 0…255 below the row's top. The top's own level is not stored."""
 
-    def _pack(self, rows: Rows, live: np.ndarray) -> list[np.ndarray]:
+    def _pack(self, rows: TopKArrays, live: np.ndarray) -> list[np.ndarray]:
         top = np.where(live[:, :1], rows.logps[:, :1], 0.0)  # 0 for an empty row
         gap = np.where(live, top - np.where(live, rows.logps, 0.0), 0.0)
         width, level = _quantise(gap, np.where(live, np.exp(rows.logps), 0.0))
@@ -190,7 +190,7 @@ class Compact(Codec):
 ENCODINGS: dict[str, type[Codec]] = {"exact": Exact, "compact": Compact}
 
 
-def row_bytes(encoding: str, k: int, vocab_size: int) -> float:
+def bytes_per_label_token(encoding: str, k: int, vocab_size: int) -> float:
     """Bytes per label position of `encoding` with k slots each, to estimate the disk needed."""
     id_bits, fixed, per_slot = (32, 5, 2) if encoding == "exact" else ((vocab_size - 1).bit_length(), 8, 1)
     return k * (id_bits / 8 + per_slot) + fixed + (k >= 256)

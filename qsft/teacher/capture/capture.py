@@ -17,18 +17,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from qsft.files import NoSpace, make_directory, probe, publish, shown
+from qsft.inference.loading import dtype_name, input_device
 from qsft.losses.evaluation_mode import evaluating
 from qsft.processes import is_main
 from qsft.progress import Progress
+from qsft.teacher.cache import TeacherCache
+from qsft.teacher.capture.plan import Plan, ready_batches
+from qsft.teacher.capture.rendezvous import require_shared, wait_for_others
+from qsft.teacher.capture.timing import Pace
+from qsft.teacher.capture.writer import ShardWriter
 from qsft.teacher.documents import Documents
-from qsft.teacher.encoding import Rows, row_bytes
+from qsft.teacher.format.complete import remember
+from qsft.teacher.format.encoding import TopKArrays, bytes_per_label_token
+from qsft.teacher.format.manifest import create_manifest, recover_manifest, refresh_manifest
+from qsft.teacher.format.shards import VERSION
 from qsft.teacher.identity import VOCABULARY, Identity, Vocabulary, check_settings
-from qsft.teacher.live import check_teacher_head, input_device, teacher_rows
-from qsft.teacher.lookup import TeacherCache
-from qsft.teacher.manifest import create_manifest, recover_manifest, refresh_manifest, remember
-from qsft.teacher.pipeline import Pace, Plan, ShardWriter, ready_batches, require_shared, wait_for_others
-from qsft.teacher.shards import VERSION
-from qsft.teacher.source import TeacherSource, dtype_name, head_rows
+from qsft.teacher.log_probs import check_teacher_head, teacher_log_probs
+from qsft.teacher.sources.transformers_source import TransformersSource, head_size
 
 WHAT = "the teacher cache"
 
@@ -39,8 +44,8 @@ def build_cache(
     path: str | Path,
     *,
     tokenizer: PreTrainedTokenizerBase,
-    k: int = 64,
-    encoding: str = "exact",
+    top_k: int = 64,
+    cache_encoding: str = "exact",
     top_p: float | None = None,
     min_k: int = 1,
     batch_tokens: int = 16_384,
@@ -57,16 +62,16 @@ def build_cache(
     dataset       rows with `input_ids` and `labels` (−100: ignored), as training will see them
     teacher       a causal LM, a path, or a hub id (with `revision`), loaded in its own dtype unless `dtype` is given
     tokenizer     the one the data were tokenised with; it must be the teacher's
-    encoding      "exact" (389 bytes per label token at k = 64) or "compact" (216 bytes, KL below 1e-5)
+    cache_encoding "exact" (389 bytes per label token at k = 64) or "compact" (216 bytes, KL below 1e-5)
     top_p         keep only the slots that hold this share of the mass, between `min_k` and k of them
     batch_tokens  tokens per forward, padding included; halved when the teacher runs out of memory
     patience      seconds without a new shard after which a process no longer waits for the others
     """
     path = Path(path)
-    check_settings(k, encoding, top_p, min_k)
+    check_settings(top_k, cache_encoding, top_p, min_k)
     documents = dataset if isinstance(dataset, Documents) else Documents(dataset)
-    source = TeacherSource(teacher, dtype=dtype, revision=revision, device=device, model_kwargs=model_kwargs)
-    settings = {"k": k, "encoding": encoding, "top_p": top_p, "min_k": min_k} | source.asked_dtype
+    source = TransformersSource(teacher, dtype=dtype, revision=revision, device=device, model_kwargs=model_kwargs)
+    settings = {"top_k": top_k, "cache_encoding": cache_encoding, "top_p": top_p, "min_k": min_k} | source.asked_dtype
     vocabulary = Vocabulary.of(tokenizer)
     make_directory(path, WHAT)
     cache = _existing(path, source, vocabulary, settings)
@@ -82,9 +87,9 @@ def build_cache(
             )
         probe(path, WHAT)
         require_shared(path, patience)
-        shared = source.refuse_other_tokenizer(vocabulary)
+        shared = source.check_same_tokenizer(vocabulary)
         identity = _claim(path, source, vocabulary, settings)
-        shared = min(shared, identity.refuse_other_tokenizer(path, vocabulary, "the tokenizer of the data"))
+        shared = min(shared, identity.check_same_tokenizer(path, vocabulary, "the tokenizer of the data"))
         plan.check_ids(identity.vocab_size, shared if shared < vocabulary.size else identity.vocab_size)
         Capture(source.load(), identity, path, plan, missing).run(shard_bytes, progress)
         wait_for_others(path, {key.tobytes() for key in plan.keys[missing]}, patience)
@@ -94,7 +99,7 @@ def build_cache(
 
 
 def _existing(
-    path: Path, source: TeacherSource, vocabulary: Vocabulary, settings: dict[str, Any]
+    path: Path, source: TransformersSource, vocabulary: Vocabulary, settings: dict[str, Any]
 ) -> TeacherCache | None:
     """The cache that is there already; ValueError when this capture may not continue it."""
     if not recover_manifest(path):
@@ -106,23 +111,23 @@ def _existing(
         return None
     cache = TeacherCache(path)
     identity = cache.manifest.identity
-    identity.refuse_other_settings(path, **settings | {"k": min(settings["k"], identity.vocab_size)})
-    identity.refuse_other_tokenizer(path, vocabulary, "the tokenizer of the data")
+    identity.check_same_settings(path, **settings | {"top_k": min(settings["top_k"], identity.vocab_size)})
+    identity.check_same_tokenizer(path, vocabulary, "the tokenizer of the data")
     if identity.is_undecided(source.describe()):
         source.load()
-    identity.refuse_other_teacher(path, source.describe())
+    identity.check_same_teacher(path, source.describe())
     return cache
 
 
-def _claim(path: Path, source: TeacherSource, vocabulary: Vocabulary, settings: dict[str, Any]) -> Identity:
+def _claim(path: Path, source: TransformersSource, vocabulary: Vocabulary, settings: dict[str, Any]) -> Identity:
     """The identity under which this capture writes: its own in a new directory, else the one that is there."""
     model = source.load()
-    vocab_size, dtype = head_rows(model), dtype_name(next(model.parameters()).dtype)
-    settings = settings | {"vocab_size": vocab_size, "dtype": dtype, "k": min(settings["k"], vocab_size)}
+    vocab_size, dtype = head_size(model), dtype_name(next(model.parameters()).dtype)
+    settings = settings | {"vocab_size": vocab_size, "dtype": dtype, "top_k": min(settings["top_k"], vocab_size)}
     own = Identity(teacher=source.describe(), tokenizer=vocabulary.about, **settings)
     identity = create_manifest(path, own).identity
-    identity.refuse_other_settings(path, **settings)
-    identity.refuse_other_teacher(path, own.teacher)
+    identity.check_same_settings(path, **settings)
+    identity.check_same_teacher(path, own.teacher)
     _keep_vocabulary(path, vocabulary)
     return identity
 
@@ -177,14 +182,14 @@ class Capture:
             bar.advance(len(batch), rate)
             pace.advise(bar.seconds)
 
-    def _rows(self, inputs: dict[str, Tensor]) -> Rows:
+    def _rows(self, inputs: dict[str, Tensor]) -> TopKArrays:
         """The teacher's rows; a batch that does not fit the memory is computed in halves, as are those after it."""
         size, width = inputs["input_ids"].shape
         while True:
             step = -(-size // self.pieces)
             parts = [{name: tensor[i : i + step] for name, tensor in inputs.items()} for i in range(0, size, step)]
             try:
-                return Rows.of(*(teacher_rows(self.model, self.identity.k, **part) for part in parts))  # type: ignore[arg-type]
+                return TopKArrays.of(*(teacher_log_probs(self.model, self.identity.top_k, **part) for part in parts))  # type: ignore[arg-type]
             except RuntimeError as error:
                 if not isinstance(error, torch.OutOfMemoryError) and not should_reduce_batch_size(error):
                     raise
@@ -203,7 +208,7 @@ class Capture:
 
     def _bytes_needed(self, missing: np.ndarray) -> float:
         """What missing documents take on disk; with top_p the most they can."""
-        per_row = row_bytes(self.identity.encoding, self.identity.k, self.identity.vocab_size)
+        per_row = bytes_per_label_token(self.identity.cache_encoding, self.identity.top_k, self.identity.vocab_size)
         return float(self.plan.labels[missing].sum() * per_row)
 
     def _require_space(self) -> None:
@@ -212,7 +217,9 @@ class Capture:
             return
         words = f"the teacher cache {self.path} needs about {needed / 1e6:,.1f} MB more; {free / 1e6:,.1f} MB are free"
         if self.identity.top_p is None:
-            raise NoSpace(f"{words}. Free some space, choose another directory, or use encoding='compact' or top_p.")
+            raise NoSpace(
+                f"{words}. Free some space, choose another directory, or use cache_encoding='compact' or top_p."
+            )
         print(f"{words}, which may do: top_p keeps fewer slots than k.", file=sys.stderr)
 
 

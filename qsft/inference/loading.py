@@ -1,0 +1,169 @@
+"""Loading models, tokenizers and configurations by path or Hub id, with errors that say what to do.
+
+Remote code runs only where the caller passes `trust_remote_code=True`.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import HFValidationError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.integrations import deepspeed as hf_deepspeed
+from transformers.utils import find_adapter_config_file
+
+from qsft.files import read_json
+from qsft.losses.head import base_causal_lm
+from qsft.processes import local_rank
+
+
+def load_model(
+    name: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    device: str | torch.device | None = None,
+    **model_kwargs: Any,
+) -> nn.Module:
+    """Return the causal LM `name`, in evaluation mode and complete in every process.
+
+    The directory or Hub id of a LoRA adapter gives its base model with the adapter applied.
+
+    Args:
+        dtype: of the weights; by default that of the checkpoint.
+        device: where the model goes; by default it stays where `from_pretrained` puts it. Ignored with a `device_map`.
+        model_kwargs: further arguments of `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: if there is no such directory and the Hub gives no such model.
+    """
+    with unsharded_loading(), explain_missing_model(name):
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(name), revision=revision, dtype="auto" if dtype is None else dtype, **model_kwargs
+        )
+    if device is not None and not has_device_map(model):
+        model.to(device)
+    return model.eval()
+
+
+def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the model `name`; FileNotFoundError names a model that does not exist."""
+    with explain_missing_model(name):
+        return AutoTokenizer.from_pretrained(str(name), **kwargs)
+
+
+def load_config(name: str | Path, **kwargs: Any) -> Any:
+    """Return the configuration of the model `name`; FileNotFoundError names a model that does not exist."""
+    with explain_missing_model(name):
+        return AutoConfig.from_pretrained(str(name), **kwargs)
+
+
+@contextmanager
+def explain_missing_model(name: str | Path) -> Iterator[None]:
+    """Turn the errors of transformers for a model that cannot be found into one that says what to do."""
+    try:
+        yield
+    except (OSError, HFValidationError) as error:
+        reason = str(error).splitlines()[0]
+        if Path(name).is_dir():
+            raise FileNotFoundError(f"the directory {name} cannot be loaded as a model: {reason}") from error
+        if looks_like_path(name):
+            raise FileNotFoundError(f"there is no model directory {name}. Check the path.") from error
+        raise FileNotFoundError(
+            f"there is no model {name!r}: no directory of that name, and the Hub did not give one ({reason}). "
+            "Check the path or id; without a network pass the path of a local copy."
+        ) from error
+
+
+def looks_like_path(name: str | Path) -> bool:
+    """Whether a name that does not exist was meant as a path rather than as `org/model`.
+
+    >>> looks_like_path("./runs/teacher"), looks_like_path("Qwen/Qwen3-0.6B")
+    (True, False)
+    """
+    text = str(name)
+    return isinstance(name, Path) or text.startswith((".", "~", os.sep)) or text.count("/") > 1
+
+
+def adapter_base(name: str | Path, revision: str | None = None) -> tuple[str, str | None] | None:
+    """Return the base model of a PEFT adapter and its revision; None when `name` is a model by itself."""
+    with explain_missing_model(name):
+        found = find_adapter_config_file(str(name), revision=revision)
+    if found is None:
+        return None
+    config = read_json(Path(found), "Save the adapter again, or pass its base model.")
+    base = config.get("base_model_name_or_path")
+    if not base:
+        raise ValueError(f"the adapter {name} does not name its base model (base_model_name_or_path in {found}).")
+    return str(base), config.get("revision")
+
+
+@contextmanager
+def unsharded_loading() -> Iterator[None]:
+    """Inside, `from_pretrained` loads complete models in every process, whatever is configured for the student.
+
+    ZeRO-3 would give each process a part of the weights, and FSDP's RAM-efficient loading would leave all but the first
+    process of a machine without them until the model is wrapped. Models loaded here are never wrapped.
+    """
+    variable = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+    reference = hf_deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed_config = reference() if reference is not None else None
+    ram_efficient = os.environ.pop(variable, None)
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if deepspeed_config is not None:
+            hf_deepspeed.set_hf_deepspeed_config(deepspeed_config)
+        if ram_efficient is not None:
+            os.environ[variable] = ram_efficient
+
+
+def context_length(config: Any) -> int | None:
+    """The largest number of positions of a model, where its configuration gives one."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def default_device() -> torch.device:
+    """This process's accelerator, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank())
+    return torch.device("cpu")
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """The device on which a model takes its token ids, also when it is spread over several devices."""
+    causal_lm: Any = base_causal_lm(model)
+    return causal_lm.get_input_embeddings().weight.device
+
+
+def has_device_map(model: nn.Module) -> bool:
+    """Whether accelerate placed the model on its devices, so that it must not be moved."""
+    return bool(getattr(model, "hf_device_map", None))
+
+
+def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The torch dtype of that name; None for None and "auto".
+
+    >>> parse_dtype("bfloat16")
+    torch.bfloat16
+    """
+    if dtype is None or dtype == "auto":
+        return None
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"unknown dtype {dtype!r}; use 'bfloat16', 'float16', 'float32' or 'auto'.")
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a torch dtype without its module.
+
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,1 @@
+"""Kinds of teachers that a capture can run, behind one interface."""

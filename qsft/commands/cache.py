@@ -72,7 +72,7 @@ def _build_recipe(args: argparse.Namespace, given: dict[str, Any]) -> Any:
             "--teacher_model_name_or_path, --teacher_cache, --teacher_top_k, ... (`qsft train --keys` lists them)."
         )
     from qsft.recipe.recipe_file import read_recipe
-    from qsft.recipe.run_recipe import build_recipe_cache
+    from qsft.recipe.run import build_recipe_cache
 
     return build_recipe_cache(read_recipe(args.recipe, [*args.overrides, *dtype])).path
 

@@ -10,7 +10,7 @@ EXAMPLES = """\
 examples:
   qsft compare runs/sft runs/target                 directories of trained models, or of their evaluations
   qsft compare base runs/sft runs/target            base: their student as it was before training
-  qsft compare runs/sft/eval runs/dft/eval runs/target/eval
+  qsft compare runs/sft/_eval runs/dft/_eval runs/target/_eval
   qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target --paper numina_qwen_math_1p5b
   qsft compare runs/sft runs/target --paper published.json
 
@@ -28,8 +28,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from qsft.evals.comparison import compare
-    from qsft.recipe.trained import evaluations_of
+    from qsft.experiments.find_evaluations import find_evaluations
 
-    runs = evaluations_of(args.runs)
+    runs = find_evaluations(args.runs)
     comparison = compare(list(runs.values()), args.paper, names=list(runs))
     print(f"{comparison}\n{shown(comparison.write(args.output_dir))}")

@@ -1,7 +1,6 @@
 """`qsft eval MODEL|RECIPE`: Average@n on the paper's benchmarks or one's own, with intervals."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from qsft.files import shown
@@ -48,7 +47,7 @@ def add_options(parser: Any) -> None:
         parser.add_argument(f"--{name}", type=kind, help=text)
     parser.add_argument("--stop", nargs="*", help="strings that end a response")
     parser.add_argument("--data_dir", help="directory of local <task>.jsonl files")
-    parser.add_argument("--output_dir", help="where the run is kept (default: MODEL/eval, or evals/NAME for a hub id)")
+    parser.add_argument("--output_dir", help="where the run is kept (default: MODEL/_eval, or evals/NAME for a hub id)")
     parser.add_argument("--limit", type=int, help="only the first so many problems of each task")
     parser.add_argument("--backend", default="auto", help="auto, transformers or vllm")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, … (default: bfloat16 on a GPU)")
@@ -65,10 +64,11 @@ def add_options(parser: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     from qsft.evals.evaluate import evaluate, rescore
     from qsft.evals.sample_vllm import engine_options
-    from qsft.recipe.trained import evaluation_directory, evaluation_of
+    from qsft.experiments.eval_request import EvalRequest
 
-    model, tasks, protocol = evaluation_of(args.model, args.tasks, args.protocol)
-    directory = Path(args.output_dir or evaluation_directory(model))
+    given = {"tasks": args.tasks, "protocol": args.protocol, "output_dir": args.output_dir}
+    request = EvalRequest.for_model(args.model, given)
+    directory = request.output_dir
     args.stop = None if args.stop is None else tuple(args.stop)
     changes = {name: value for name, value in vars(args).items() if name in (*CHANGES, "stop") and value is not None}
     if args.rescore:
@@ -79,7 +79,9 @@ def run(args: argparse.Namespace) -> None:
         report = rescore(directory, args.tasks, data_dir=args.data_dir, rule=args.rule)
     else:
         settings = {name: getattr(args, name) for name in SETTINGS} | {"engine": engine_options(args.engine or ())}
-        report = evaluate(model, tasks, protocol=protocol, output_dir=directory, **settings, **changes)
+        report = evaluate(
+            request.model, request.tasks, protocol=request.protocol, output_dir=directory, **settings, **changes
+        )
     if is_main():
         print(f"\n{report}\n{shown(directory / 'report.html')}")
     Group().end()

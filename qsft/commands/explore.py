@@ -64,9 +64,9 @@ def run_run(args: argparse.Namespace) -> None:
 
 def run_tokens(args: argparse.Namespace) -> None:
     from qsft.explore.tokens import tokens_page, xray
-    from qsft.recipe.material import subject_of
+    from qsft.recipe.explore_inputs import read_explore_inputs
 
-    model, tokenizer, documents, target, teacher = subject_of(args)
+    model, tokenizer, documents, target, teacher = read_explore_inputs(args)
     data = xray(model, tokenizer, documents, target, teacher, n=args.n)
     _write(args, tokens_page(data), data)
 
@@ -74,9 +74,9 @@ def run_tokens(args: argparse.Namespace) -> None:
 def run_alignment(args: argparse.Namespace) -> None:
     from qsft.explore.alignment import comparable_targets, in_words, measure_alignment
     from qsft.explore.heatmap import alignment_page
-    from qsft.recipe.material import subject_of
+    from qsft.recipe.explore_inputs import read_explore_inputs
 
-    model, tokenizer, documents, target, teacher = subject_of(args)
+    model, tokenizer, documents, target, teacher = read_explore_inputs(args)
     targets = comparable_targets(target)
     data = measure_alignment(model, tokenizer, documents, teacher, n=args.n, targets=targets, high=args.high)
     print("\n".join(f"- {sentence}" for sentence in in_words(data)))

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
     stay_offline_without_hub()
     from rich.console import Console
 
-    from qsft.recipe.budget import make_plan, memory_table, plan_lines
+    from qsft.recipe.plan import make_plan, memory_table, plan_lines
     from qsft.recipe.recipe_file import read_recipe
 
     plan = make_plan(read_recipe(args.recipe, args.overrides), args.gpus)

@@ -23,8 +23,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from qsft.recipe.overview import overview, to_markdown, write_overview
+    from qsft.experiments.report import summarize_runs, to_markdown, write_report
 
-    summary = overview(args.places)
-    page = write_overview(summary, args.output_dir)
+    summary = summarize_runs(args.places)
+    page = write_report(summary, args.output_dir)
     print(f"{to_markdown(summary)}\n{shown(page)}")

@@ -1,37 +1,66 @@
-"""`qsft sweep`: the paper's main table and ablations as one command."""
+"""`qsft sweep`: train and evaluate a grid of targets and compare them."""
 
 import argparse
+import shlex
+from pathlib import Path
+from typing import Any
 
-from qsft.commands import add_recipe
+from qsft.commands import add_recipe, given_options
 
 HELP = "train and evaluate a grid of targets, compare them"
-USAGE = 'qsft sweep RECIPE --grid NAME=V,V ... [--eval "WORDS"] [--directory DIR] [--dry_run] [--key value ...]'
+USAGE = 'qsft sweep RECIPE --grid NAME=V,V ... [--eval "OPTIONS"] [--output_dir DIR] [--dry_run] [--key value ...]'
 DESCRIPTION = (
     "Several trainings, an evaluation of each, one comparison with the first. A hyper-parameter is varied for the "
-    "targets that take it; `base` is the student untrained, evaluated once for all sweeps. The paper's numbers stand "
-    "beside. A killed sweep continues where it was."
+    "targets that have it; `base` is the student before training, evaluated once for all sweeps. The paper's numbers "
+    "are shown beside. A killed sweep continues where it was."
 )
 EXAMPLES = """\
 examples:
-  qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target eta=0.2,0.5,1.0
-  qsft sweep recipes/m23k_qwen_1p5b.yaml --grid target=sft,target --eval "--n 4 --limit 100" --learning_rate 2e-5
-  qsft sweep numina_qwen_math_1p5b --grid target=sft,target --accelerate_config zero3 --dry_run
+  qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target_sft eta=0.2,0.5,1.0
+  qsft sweep recipes/m23k_qwen_1p5b.yaml --grid target=sft,target_sft --eval "--limit 100" --learning_rate 2e-5
+  qsft sweep numina_qwen_math_1p5b --grid target=sft,target_sft --accelerate_config zero3 --dry_run
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--grid", nargs="+", required=True, metavar="NAME=V,V", help="target=… and hyper-parameters")
-    parser.add_argument("--eval", default="", metavar="WORDS", help='options of `qsft eval`, as one word: "--n 4"')
-    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to put beside (default: RECIPE's)")
-    parser.add_argument("--directory", help="where the runs go (default: sweeps/RECIPE)")
+    parser.add_argument("--eval", default="", metavar="OPTIONS", help='options of `qsft eval`, quoted: "--limit 100"')
+    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to show (default: RECIPE's)")
+    parser.add_argument("--output_dir", help="where the runs go (default: sweeps/RECIPE)")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and stop")
 
 
 def run(args: argparse.Namespace) -> None:
-    from qsft.recipe.sweep_runs import make_sweep
-
     sweep = make_sweep(args)
     print(sweep.plan())
     if not args.dry_run:
         sweep.execute()
+
+
+def make_sweep(args: argparse.Namespace) -> Any:
+    """Return the sweep that the options describe; a wrong key or option is an error before the first run."""
+    from qsft.experiments.sweep import Sweep, expand_grid
+
+    sweep = Sweep(
+        recipe=args.recipe,
+        runs=expand_grid(args.grid),
+        output_dir=Path(args.output_dir or Path("sweeps", Path(args.recipe).stem)),
+        overrides=args.overrides,
+        eval_options=parse_eval_options(args.eval),
+        paper=args.paper,
+    )
+    for one in sweep.runs:
+        sweep.recipe_of(one)
+    return sweep
+
+
+def parse_eval_options(text: str) -> dict[str, Any]:
+    """Return the options of `qsft eval` in a text by name."""
+    from qsft.commands import eval as eval_command
+
+    parser = argparse.ArgumentParser(prog="qsft sweep --eval", add_help=False, allow_abbrev=False, exit_on_error=False)
+    eval_command.add_options(parser)
+    options = given_options(parser, ["MODEL", *shlex.split(text)])
+    del options["model"]
+    return options

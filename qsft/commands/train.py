@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int | None:
     if recipe is None and not rest:
         raise ValueError("nothing to train is given. Name a recipe, or give --model_name_or_path and --dataset.")
     from qsft.recipe.recipe_file import read_recipe
-    from qsft.recipe.run_recipe import train
+    from qsft.recipe.run import train
 
     train(read_recipe(recipe, rest))
     return None

@@ -28,7 +28,7 @@ def stay_offline_without_hub() -> None:
 
 def launch(file: str) -> None:
     from qsft.recipe.recipe_file import read_recipe
-    from qsft.recipe.run_recipe import train
+    from qsft.recipe.run import train
 
     try:
         train(read_recipe(file, sys.argv[1:]))

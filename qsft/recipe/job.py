@@ -181,7 +181,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
             f"only {job.args.world_size} of {processes} processes take part. With accelerate on the CPU use "
             "recipes/accelerate/cpu.yaml: `--cpu` and MULTI_CPU start one process only."
         )
-    from qsft.recipe.material import curated_settings
+    from qsft.recipe.curation import curated_settings
 
     return job if settings.curate is None else replace(job, settings=curated_settings(job))
 

@@ -15,7 +15,7 @@ import yaml
 from qsft.files import shown
 from qsft.recipe import PACKAGED
 from qsft.recipe.keys import ORIGIN, RecipeSettings, keys, parse_words, read_word
-from qsft.recipe.relaunch import LAUNCHER_KEYS
+from qsft.recipe.relaunch import LAUNCHER_OPTIONS
 from qsft.validation import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
@@ -44,6 +44,12 @@ class Recipe:
         return self.name if packaged else shown(self.path or "")
 
     @property
+    def eval_protocol(self) -> str | None:
+        """The protocol for models trained with this target: its own in `target_protocols`, or `eval_protocol`."""
+        by_target = self.values.get("target_protocols") or {}
+        return by_target.get(self.values.get("target", DEFAULT_TARGET)) or self.values.get("eval_protocol")
+
+    @property
     def settings(self) -> RecipeSettings:
         return RecipeSettings(**self.part(RecipeSettings))
 
@@ -61,9 +67,8 @@ def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) 
     values |= given
     for key, entries in inner.items():
         values[key] = _as_dict(key, values.get(key)) | entries
-    own = (values.get("target_protocols") or {}).get(values.get("target", DEFAULT_TARGET))
-    if own and "eval_protocol" not in given:
-        values["eval_protocol"] = own
+    if "eval_protocol" in given:
+        values.pop("target_protocols", None)
     hparams = _as_dict("target_kwargs", given.get("target_kwargs")) | inner.get("target_kwargs", {})
     name = path.stem if path else "run"
     output_dir = values.get("output_dir") or f"runs/{name}-{run_name(values.get('target', DEFAULT_TARGET), hparams)}"
@@ -90,6 +95,11 @@ def find_recipe(path_or_name: str | Path) -> Path:
         f"there is no recipe {str(path_or_name)!r}: no such file, and no recipe of that name comes with qsft."
         f"{did_you_mean(path.stem, packaged)} Packaged recipes: {', '.join(sorted(packaged))}."
     )
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a name is that of a recipe: a YAML file, or a recipe that comes with qsft."""
+    return name.endswith((".yaml", ".yml")) or name in {path.stem for path in packaged_recipes()}
 
 
 def packaged_recipes() -> list[Path]:
@@ -172,7 +182,7 @@ def read_overrides(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict
 
 
 def _refuse_unknown(name: str, place: str) -> None:
-    if name in LAUNCHER_KEYS:
+    if name in LAUNCHER_OPTIONS:
         raise ValueError(
             f"{place}: {name!r} is an option of the launcher, not a key of a recipe. Give it to `qsft train` together "
             "with --accelerate_config ddp (or fsdp2, zero3, cpu, a file)."

@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from qsft.processes import launched
 from qsft.recipe import PACKAGED
 
 # The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
-LAUNCHER_KEYS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
+LAUNCHER_OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
 
 
 def relaunch(config: str, words: list[str]) -> int:
@@ -30,7 +30,7 @@ def relaunch(config: str, words: list[str]) -> int:
         raise ValueError("--accelerate_config is for `qsft train` itself; accelerate launched this process already.")
     command = accelerate_command(config, words)
     print(shlex.join(command), flush=True)
-    own, _ = split_words(words, LAUNCHER_KEYS)
+    own, _ = split_words(words, LAUNCHER_OPTIONS)
     # A cluster may signal every process it finds: then the launcher's patience counts after all.
     env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", **os.environ}
     env["QSFT_COMMAND"] = shlex.join(["qsft", "train", "--accelerate_config", config, *own])
@@ -79,12 +79,12 @@ def accelerate_command(config: str, words: list[str]) -> list[str]:
     path = Path(config) if Path(config).is_file() else named.get(config)
     if path is None:
         raise ValueError(f"there is no accelerate configuration {config!r}. Give a file, or one of {', '.join(named)}.")
-    own, rest = split_words(words, LAUNCHER_KEYS)
+    own, rest = split_words(words, LAUNCHER_OPTIONS)
     launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(path)]
     return [*launcher, *own, "-m", "qsft", "train", *rest]
 
 
-def split_words(words: list[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def split_words(words: Sequence[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """(the `--name value` and `--name=value` words among `names`, all other words), each in order."""
     own: list[str] = []
     rest: list[str] = []

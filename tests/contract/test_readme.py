@@ -16,8 +16,8 @@ from qsft.targets.registry import make_target
 REPO = Path(__file__).parents[2]
 
 LEFT_BEHIND = """
-    caches/numina_qwen_math_1p5b/manifest.json runs/numina_qwen_math_1p5b-target_sft/eval/report.html
-    runs/numina_qwen_math_1p5b-sft/eval/report.html comparison/comparison.html
+    caches/numina_qwen_math_1p5b/manifest.json runs/numina_qwen_math_1p5b-target_sft/_eval/report.html
+    runs/numina_qwen_math_1p5b-sft/_eval/report.html comparison/comparison.html
     targets.html tokens.html alignment.html run.html
 """
 

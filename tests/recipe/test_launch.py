@@ -18,7 +18,7 @@ from qsft.cli import main
 from qsft.recipe.job import Job, configure
 from qsft.recipe.keys import keys
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
-from qsft.recipe.run_recipe import build_recipe_cache, train
+from qsft.recipe.run import build_recipe_cache, train
 from qsft.teacher.cache import TeacherCache
 
 REPO = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ def test_python_runs_a_recipe(tiny_run, monkeypatch, capsys):
 
 
 def test_of_several_processes_one_describes_the_run(tiny_run, monkeypatch, capsys):
-    monkeypatch.setattr("qsft.recipe.run_recipe.is_main", lambda: False)
+    monkeypatch.setattr("qsft.recipe.run.is_main", lambda: False)
     train(read_recipe("numina_qwen_math_1p5b", [*tiny_run("numina").words, "--dry_run"]))
     assert capsys.readouterr().out == ""
 
@@ -239,7 +239,7 @@ def test_a_directory_belongs_to_one_run(tiny_run, capsys):
 
 @pytest.mark.parametrize("asked", ["last", "nosuch"])
 def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_loaded(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr("qsft.recipe.run_recipe.configure", lambda *_: pytest.fail("the recipe was configured"))
+    monkeypatch.setattr("qsft.recipe.run.configure", lambda *_: pytest.fail("the recipe was configured"))
     words = ["--output_dir", str(tmp_path), "--resume_from_checkpoint", asked]
     with pytest.raises(ValueError, match=r"(to resume|resumed) from"):
         train(read_recipe("numina_qwen_math_1p5b", words))

@@ -134,7 +134,7 @@ def test_another_target_starts_from_its_own_defaults(recipe_file):
     ],
 )
 def test_the_papers_exception_of_the_protocol_is_for_kd_and_target_sft(words, protocol):
-    assert read_recipe("openr1_qwen_math_7b", words).settings.eval_protocol == protocol
+    assert read_recipe("openr1_qwen_math_7b", words).eval_protocol == protocol
 
 
 def test_another_data_set_starts_from_its_own_defaults(recipe_file):

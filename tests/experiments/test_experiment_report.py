@@ -11,7 +11,7 @@ from qsft.evals.grade import Grade
 from qsft.evals.protocol import Generation
 from qsft.evals.report import make_report
 from qsft.evals.stats import Result
-from qsft.recipe.overview import overview
+from qsft.experiments.report import summarize_runs
 
 STUDENT = "Qwen/Qwen2.5-Math-1.5B"
 TASKS = ("math500", "aime24")
@@ -36,11 +36,12 @@ def write_evaluation(directory, share, model, tasks=TASKS):
 def write_run(place, target, share, recipe="numina_qwen_math_1p5b", tasks=TASKS, **hparams):
     run = place / f"{recipe}-{target}-{share}"
     run.mkdir(parents=True)
-    record = {"recipe": recipe, "target": target, "target_kwargs": hparams, "values": {"model_name_or_path": STUDENT}}
-    record |= {"eval_tasks": "math", "eval_protocol": "paper-math"}
+    evaluation = {"eval_tasks": "math", "eval_protocol": "paper-math"}
+    record = {"recipe": recipe, "target": target, "target_kwargs": hparams, **evaluation}
+    record["values"] = {"model_name_or_path": STUDENT, **evaluation}
     (run / "recipe.json").write_text(json.dumps(record))
     if share is not None:
-        write_evaluation(run / "eval", share, str(run), tasks)
+        write_evaluation(run / "_eval", share, str(run), tasks)
     return run
 
 
@@ -51,12 +52,12 @@ def test_settings_by_methods_with_published_numbers_wins_and_what_is_missing(tmp
     write_run(tmp_path, "dft", None)
     write_run(tmp_path, "sft", 0.4, recipe="mine")
     write_evaluation(tmp_path / "evals" / "base", 0.1, STUDENT)
-    found = overview([tmp_path])
+    found = summarize_runs([tmp_path])
     assert list(found["settings"]) == ["numina_qwen_math_1p5b", "mine"]
     assert found["methods"] == ["base", "sft", "target_sft", "kd_hybrid-c0.2"]
     cells = found["settings"]["numina_qwen_math_1p5b"]["cells"]
     assert cells["target_sft"]["acc"]["mean"] == result("t", 0.8).scores.mean()
-    assert cells["target_sft"]["directory"] == str(best / "eval")
+    assert cells["target_sft"]["directory"] == str(best / "_eval")
     assert cells["target_sft"]["lenient"]["mean"] == 1
     assert found["settings"]["mine"]["cells"]["base"] == cells["base"]  # one evaluation for both
     published = found["settings"]["numina_qwen_math_1p5b"]["published"]
@@ -73,21 +74,21 @@ def test_settings_by_methods_with_published_numbers_wins_and_what_is_missing(tmp
 
 def test_without_base_the_command_that_evaluates_it_is_named(tmp_path):
     write_run(tmp_path, "sft", 0.3)
-    line = next(line for line in overview([tmp_path])["missing"] if "base" in line)
+    line = next(line for line in summarize_runs([tmp_path])["missing"] if "base" in line)
     assert f"qsft eval {STUDENT} --tasks math --protocol paper-math" in line
 
 
 def test_a_tie_is_nobodys_win(tmp_path):
     write_run(tmp_path, "sft", 0.3)
     write_run(tmp_path, "dft", 0.3)
-    assert overview([tmp_path])["wins"] == {}
+    assert summarize_runs([tmp_path])["wins"] == {}
 
 
 def test_a_run_that_lacks_a_task_is_missing_and_of_two_alike_the_newest_counts(tmp_path):
     for share in (0.3, 0.5):
         write_run(tmp_path, "sft", share)
     write_run(tmp_path, "dft", 0.9, tasks=TASKS[:1])
-    found = overview([tmp_path])
+    found = summarize_runs([tmp_path])
     setting = found["settings"]["numina_qwen_math_1p5b"]
     assert setting["tasks"] == sorted(TASKS)
     assert set(setting["cells"]) == {"sft"}

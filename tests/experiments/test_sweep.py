@@ -11,17 +11,19 @@ from pathlib import Path
 import pytest
 
 from qsft.cli import main
-from qsft.recipe import sweep_runs
+from qsft.commands.sweep import parse_eval_options
+from qsft.experiments import sweep as sweep_module
+from qsft.experiments.eval_request import EvalRequest
+from qsft.experiments.sweep import Run, Sweep, expand_grid
 from qsft.recipe.job import configure
 from qsft.recipe.recipe_file import read_recipe
-from qsft.recipe.sweep_runs import Run, Sweep, expand_grid
-from qsft.recipe.trained import evaluation_of, record_recipe
+from qsft.recipe.run import recipe_record
 
 
 def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
     runs = expand_grid(["target=sft,kd_hybrid,target_sft", "eta=0.2,1.0", "c=0.5"])
     assert [run.name for run in runs] == ["sft", "kd_hybrid-c0.5", "target_sft-eta0.2", "target_sft-eta1.0"]
-    train = Sweep("demo", runs, Path("runs"), [], []).commands(runs[2])["train"]
+    train = Sweep("demo", runs, Path("runs")).commands(runs[2])["train"]
     assert train[5:8] == ["--target", "target_sft", "--target_kwargs.eta=0.2"]
     assert expand_grid(["eta=0.5"]) == [Run("target_sft", {"eta": 0.5})]
     assert expand_grid(["target=sft,sft"]) == [Run("sft", {})]
@@ -32,8 +34,8 @@ def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
     [
         (["target"], "name=value"),
         (["target=sft,"], "name=value"),
-        (["target=sft", "target=dft"], "says target twice. Write all its values as one word"),
-        (["target=target_sft", "learning_rate=1e-5"], "holds for the whole sweep: --learning_rate value"),
+        (["target=sft", "target=dft"], "has target twice. Write all its values together"),
+        (["target=target_sft", "learning_rate=1e-5"], "holds for the whole sweep: give --learning_rate value"),
         (["target=sfft"], "Did you mean 'sft'"),
         (["target=sft", "eta=1"], "none of the targets sft has a hyper-parameter 'eta'"),
         (["target=target_sft", "etta=1"], "Did you mean 'eta'"),
@@ -47,19 +49,23 @@ def test_a_wrong_grid_is_refused_before_anything_runs(grid, words):
 
 def test_every_run_is_evaluated_by_the_protocol_of_its_target(tmp_path):
     runs = expand_grid(["target=sft,dft,kd_hybrid,target_sft"])
-    sweep = Sweep("openr1_qwen_math_7b", runs, tmp_path, ["--model_name_or_path", "unread"], ["--n", "2"])
+    sweep = Sweep("openr1_qwen_math_7b", runs, tmp_path, ["--model_name_or_path", "unread"], {"n": 2})
     chosen = []
     for run in runs:
         [_, _, _, _, recipe, *words] = sweep.commands(run)["train"]
-        record_recipe(configure(read_recipe(recipe, words), processes=1))
-        assert sweep.commands(run)["eval"][-4:] == ["eval", str(tmp_path / run.name), "--n", "2"]
-        chosen.append(evaluation_of(str(tmp_path / run.name), None, None)[1:])
+        recipe_record(configure(read_recipe(recipe, words), processes=1)).write(tmp_path / run.name)
+        request = sweep.eval_request(run)
+        assert request.settings == {"n": 2}
+        assert request.output_dir == tmp_path / run.name / "_eval"
+        again = EvalRequest.for_model(str(tmp_path / run.name), {"n": 2})
+        assert again == request  # the trained run asks for the same
+        chosen.append((request.tasks, request.protocol))
     assert chosen == [("math", "paper-math")] * 2 + [("math", "paper-math-7b-openr1")] * 2
 
 
 def test_a_training_that_was_killed_inside_its_first_save_starts_anew(tmp_path):
     [run] = expand_grid(["target=sft"])
-    sweep = Sweep("demo", [run], tmp_path, [], [])
+    sweep = Sweep("demo", [run], tmp_path)
     assert "--resume_from_checkpoint" not in sweep.commands(run)["train"]
     checkpoint = tmp_path / "sft" / "checkpoint-2"
     checkpoint.mkdir(parents=True)
@@ -69,22 +75,39 @@ def test_a_training_that_was_killed_inside_its_first_save_starts_anew(tmp_path):
 
 
 def test_base_is_the_untrained_student_and_all_sweeps_share_its_evaluation(tmp_path):
-    def base(recipe, *eval_words):
+    def base(recipe, eval_options=""):
         runs = expand_grid(["target=base,target_sft", "eta=0.2"])
         assert [run.name for run in runs] == ["base", "target_sft-eta0.2"]
-        sweep = Sweep(recipe, runs, tmp_path, [], list(eval_words))
+        sweep = Sweep(recipe, runs, tmp_path, [], parse_eval_options(eval_options))
         (command,) = sweep.commands(runs[0]).values()  # nothing is trained
-        assert sweep.evaluation(runs[0]) == Path(command[-1])
+        assert sweep.eval_request(runs[0]).output_dir == Path(command[-1])
         return command[3:]
 
     numina, openr1 = (base(f"{data}_qwen_math_7b") for data in ("numina", "openr1"))
     student = "Qwen/Qwen2.5-Math-7B"
     asked = ["eval", student, "--tasks", "math", "--protocol", "paper-math"]
     assert numina == openr1 == [*asked, "--output_dir", "evals/Qwen--Qwen2.5-Math-7B"]
-    few = base("numina_qwen_math_7b", "--limit", "2")
+    few = base("numina_qwen_math_7b", "--limit 2")
     assert few[-1] != numina[-1]  # another measurement is another place
-    own = base("m23k_qwen_7b", "--tasks", "mine.jsonl", "--protocol", "avg16")
+    own = base("m23k_qwen_7b", "--tasks mine.jsonl --protocol avg16")
     assert own[1:6] == ["Qwen/Qwen2.5-7B", "--tasks", "mine.jsonl", "--protocol", "avg16"]
+
+
+@pytest.mark.parametrize("options", ["--tasks medical", "--tasks=medical"])
+def test_a_recipes_protocol_does_not_apply_to_another_kind_of_task_however_the_option_is_written(options, tmp_path):
+    runs = expand_grid(["target=base,sft"])
+    sweep = Sweep("numina_qwen_math_1p5b", runs, tmp_path, [], parse_eval_options(options))
+    for run in runs:
+        request = sweep.eval_request(run)
+        assert (request.tasks, request.protocol) == ("medical", None)
+        assert "paper-math" not in request.argv()
+
+
+def test_an_unknown_option_of_the_evaluation_is_an_error_before_the_first_run():
+    with pytest.raises(ValueError, match="--taks"):
+        parse_eval_options("--taks medical")
+    with pytest.raises(ValueError, match="--limit"):
+        parse_eval_options("--limit many")
 
 
 def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
@@ -92,9 +115,9 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     # In this process: the next tests start real ones.
-    monkeypatch.setattr(sweep_runs, "run_child", lambda command: (main(command[3:]), False))
+    monkeypatch.setattr(sweep_module, "run_child", lambda command: (main(command[3:]), False))
     (tmp_path / "sums.jsonl").write_text('{"problem": "w1 + w2 = ?", "answer": "3"}\n')
-    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=base,target_sft", "--directory", "sweep"]
+    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=base,target_sft", "--output_dir", "sweep"]
     words += ["--eval", "--tasks sums.jsonl --samples 2 --max_new_tokens 4", *local_words()]
     assert main(words) == 0
     state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
@@ -112,17 +135,17 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
     assert main([*words, "--num_processes", "1", "--dry_run"]) == 0  # where it runs is no other setting
     assert main([*words, "--learning_rate", "1e-3"]) == 2
     said = capfd.readouterr().err
-    assert "the train step of target_sft in sweep was started with different arguments" in said
-    assert "--learning_rate 1e-3` now" in said
+    assert "the train step of target_sft in sweep was started with different settings" in said
+    assert '"--learning_rate", "1e-3"]} now' in said
     words[words.index("--eval") + 1] += " --limit 1"
     words[words.index("target=base,target_sft")] = "target=target_sft"
     assert main(words) == 2
-    assert "the eval step of target_sft in sweep was started with different arguments" in capfd.readouterr().err
+    assert "the eval step of target_sft in sweep was started with different settings" in capfd.readouterr().err
 
 
 def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, local_words, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--directory", "sweep", *local_words()]
+    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--output_dir", "sweep", *local_words()]
     assert main([*words, "--accelerate_config", "nosuch"]) == 2
     said = capfd.readouterr().err
     assert "there is no accelerate configuration 'nosuch'" in said
@@ -149,7 +172,7 @@ def test_a_training_that_a_signal_stopped_is_not_called_trained(tmp_path, monkey
     commands = {"train": [sys.executable, "-c", STOPPABLE, str(run)], "eval": ["never started"]}
     monkeypatch.setattr(Sweep, "commands", lambda *_: commands)
     threading.Thread(target=signal_when_there, args=(run / "run.json", signal.SIGINT), daemon=True).start()
-    assert main(["sweep", "demo", "--grid", "target=sft", "--directory", str(tmp_path)]) == 130
+    assert main(["sweep", "demo", "--grid", "target=sft", "--output_dir", str(tmp_path)]) == 130
     assert "rerun the command to continue" in capfd.readouterr().err
     assert (run / "checkpoint-1").is_dir()  # it was waited for
     assert json.loads((tmp_path / "sweep.json").read_text())["sft"]["done"] == []
@@ -159,7 +182,7 @@ def test_a_training_that_a_signal_stopped_is_not_called_trained(tmp_path, monkey
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
 def test_a_signal_waits_for_the_checkpoint_and_the_run_is_not_called_trained(number, tmp_path, local_words, capfd):
     sweep = tmp_path / "sweep"
-    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--directory", str(sweep)]
+    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--output_dir", str(sweep)]
     words += local_words(num_train_epochs=500, save_strategy="no", disable_tqdm="true")
     # Training runs in a process group of its own: as on Ctrl-C in a terminal only the sweep gets the signal.
     threading.Thread(target=signal_when_there, args=(sweep / "sft" / "run.json", number), daemon=True).start()

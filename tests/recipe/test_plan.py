@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qsft.cli import main
-from qsft.recipe import budget
-from qsft.recipe.budget import LABEL_TOKENS, SHAPES, known_config, make_plan
+from qsft.recipe import plan as plan_module
 from qsft.recipe.memory import STRATEGIES, Step, rehearse
+from qsft.recipe.plan import LABEL_TOKENS, SHAPES, known_config, make_plan
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.teacher.format.encoding import bytes_per_label_token
 
@@ -100,7 +100,7 @@ def one_layer():
 
 @pytest.mark.parametrize("recipe", PAPERS)
 def test_every_recipe_of_the_paper_is_planned_without_a_network(recipe, one_layer, capsys, monkeypatch):
-    monkeypatch.setattr(budget, "rehearse", lambda *_: one_layer)
+    monkeypatch.setattr(plan_module, "rehearse", lambda *_: one_layer)
     says_what_was_published(recipe, capsys)
 
 

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from qsft.experiments.eval_request import EvalRequest
 from qsft.recipe.job import configure
 from qsft.recipe.recipe_file import read_recipe
-from qsft.recipe.run_recipe import next_steps
-from qsft.recipe.trained import RECORD, base_words, evaluation_of, record_recipe, student_of
+from qsft.recipe.record import read_recipe_record
+from qsft.recipe.run import next_steps, recipe_record
+from qsft.run_directory import RECIPE_RECORD
 
 
 @pytest.fixture
@@ -16,7 +18,7 @@ def run(tmp_path):
 
     def of(recipe, *words):
         place = ["--model_name_or_path", "unread", "--output_dir", str(tmp_path / "run")]
-        record_recipe(configure(read_recipe(recipe, [*place, *words]), processes=1))
+        recipe_record(configure(read_recipe(recipe, [*place, *words]), processes=1)).write(tmp_path / "run")
         return tmp_path / "run"
 
     return of
@@ -35,21 +37,43 @@ def run(tmp_path):
 )
 def test_a_run_is_evaluated_as_its_recipe_says(recipe, words, tasks, protocol, run):
     directory = run(recipe, *words)
-    assert evaluation_of(str(directory), None, None) == (str(directory), tasks, protocol)
+    assert EvalRequest.for_model(str(directory), {}) == EvalRequest(
+        str(directory), tasks, protocol, directory / "_eval"
+    )
     checkpoint = directory / "checkpoint-48"
     checkpoint.mkdir()
-    assert evaluation_of(str(checkpoint), None, None) == (str(checkpoint), tasks, protocol)
+    request = EvalRequest.for_model(str(checkpoint), {})
+    assert request == EvalRequest(str(checkpoint), tasks, protocol, checkpoint / "_eval")
 
 
 def test_what_is_asked_for_goes_first_and_a_protocol_stays_with_its_kind_of_task(run):
     directory = str(run("openr1_qwen_math_7b"))
-    assert evaluation_of(directory, "math500,aime24", None)[1:] == ("math500,aime24", "paper-math-7b-openr1")
-    assert evaluation_of(directory, "medical", None)[1:] == ("medical", None)
-    assert evaluation_of(directory, None, "avg16")[1:] == ("math", "avg16")
+
+    def resolved(**given):
+        request = EvalRequest.for_model(directory, given)
+        return request.tasks, request.protocol
+
+    assert resolved(tasks="math500,aime24") == ("math500,aime24", "paper-math-7b-openr1")
+    assert resolved(tasks="medical") == ("medical", None)
+    assert resolved(protocol="avg16") == ("math", "avg16")
+
+
+def test_the_untrained_student_of_a_run_is_measured_by_the_recipes_protocol_not_by_the_targets(run):
+    record = read_recipe_record(run("openr1_qwen_math_7b"))
+    assert record.eval_protocol == "paper-math-7b-openr1"
+    assert EvalRequest.for_untrained_student(record.values, {}).protocol == "paper-math"
+
+
+def test_a_request_is_a_command_and_is_read_back_from_json(tmp_path):
+    settings = {"limit": 2, "overwrite": True, "stop": ["a b", "c"]}
+    request = EvalRequest("org/model", "math", None, tmp_path, settings)
+    words = ["org/model", "--tasks", "math", "--limit", "2", "--overwrite", "--stop", "a b", "c"]
+    assert request.argv() == [*words, "--output_dir", str(tmp_path)]
+    assert EvalRequest.from_json(json.loads(json.dumps(request.as_json()))) == request
 
 
 def test_the_record_says_target_and_values(run):
-    record = json.loads((run("numina_qwen_math_1p5b", "--target_kwargs.eta", "0.2") / RECORD).read_text())
+    record = json.loads((run("numina_qwen_math_1p5b", "--target_kwargs.eta", "0.2") / RECIPE_RECORD).read_text())
     assert (record["recipe"], record["target"], record["target_kwargs"]) == (
         "numina_qwen_math_1p5b",
         "target_sft",
@@ -64,17 +88,15 @@ def test_the_student_of_a_world_is_recorded_so_that_report_and_compare_know_its_
     monkeypatch.setattr(foundation, "demo_models", lambda seed: (tmp_path / "base", tmp_path / "teacher"))
     job = configure(read_recipe("demo", ["--output_dir", str(tmp_path / "run")]), processes=1)
     assert "qsft explore run" in next_steps(job)  # no task asks about clocks
-    record_recipe(job)
-    record = json.loads((tmp_path / "run" / RECORD).read_text())
-    assert base_words(student_of(record), ())[0] == str(tmp_path / "base")
+    assert recipe_record(job).student == str(tmp_path / "base")
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "", '"text"'])
 def test_a_broken_record_is_named(content, tmp_path):
-    (tmp_path / RECORD).write_text(content)
+    (tmp_path / RECIPE_RECORD).write_text(content)
     with pytest.raises(ValueError, match=r"recipe.json.*Delete it"):
-        evaluation_of(str(tmp_path), None, None)
+        EvalRequest.for_model(str(tmp_path), {})
 
 
 def test_a_directory_without_a_record_is_measured_on_math(tmp_path):
-    assert evaluation_of(str(tmp_path), None, None) == (str(tmp_path), "math", None)
+    assert EvalRequest.for_model(str(tmp_path), {}) == EvalRequest(str(tmp_path), "math", None, tmp_path / "_eval")

@@ -19,12 +19,13 @@ from qsft.files import shown
 from qsft.processes import is_main, process_group, world_size
 from qsft.recipe.job import WORLDS, Job, configure
 from qsft.recipe.recipe_file import Recipe
+from qsft.recipe.record import RecipeRecord
 from qsft.recipe.relaunch import handled, split_words
-from qsft.recipe.trained import record_recipe
 from qsft.targets.view import IGNORED
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.format.manifest import MANIFEST
 from qsft.train.checkpoints import inhabited, refuse_damaged, resolve_checkpoint, set_aside
+from qsft.train.config import as_dict
 
 
 def train(recipe: Recipe) -> None:
@@ -37,7 +38,7 @@ def train(recipe: Recipe) -> None:
         job, stop = configure(recipe), StopOnSignal()
         if job.args.should_save:
             job.data.write_manifest(recipe.output_dir)
-            record_recipe(job)
+            recipe_record(job).write(recipe.output_dir)
         trainer = job.trainer(callbacks=[stop])
         with handled(stop.ask, signal.SIGINT, signal.SIGTERM):
             trainer.train(resume_from_checkpoint=job.args.resume_from_checkpoint)
@@ -64,6 +65,18 @@ def make_room(recipe: Recipe) -> None:
         raise ValueError(told)
     if overwrite and is_main() and (place := set_aside(output)):
         print(f"what an earlier run left in {shown(output)} is now in {shown(place)}", flush=True)
+
+
+def recipe_record(job: Job) -> RecipeRecord:
+    """Return what recipe.json says about a run."""
+    return RecipeRecord(
+        recipe=job.recipe.name,
+        target=str(job.args.target),
+        target_kwargs=as_dict(job.args.target_kwargs),
+        eval_tasks=job.settings.eval_tasks,
+        eval_protocol=job.recipe.eval_protocol,
+        values={**job.recipe.values, "model_name_or_path": job.student},
+    )
 
 
 def build_recipe_cache(recipe: Recipe) -> TeacherCache:

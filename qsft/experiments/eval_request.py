@@ -1,0 +1,133 @@
+"""What one evaluation measures: the model, the tasks, the protocol, further settings, and where the results go.
+
+A request is resolved once, from what the user gave and what the run or the recipe declares. `argv()` is its command.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qsft.evals.tasks import find_tasks
+from qsft.fingerprints import digest_json
+from qsft.recipe.recipe_file import Recipe, is_recipe, read_recipe
+from qsft.recipe.record import read_recipe_record
+from qsft.run_directory import BASE, evaluation_directory
+
+DEFAULT_TASKS = "math"
+UNTRAINED = Path("evals")  # where models that no run here trained are evaluated
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """One evaluation.
+
+    Attributes:
+        model: Directory or hub id.
+        tasks: Names of tasks, comma-separated.
+        protocol: Name of a protocol; None is the default of the kind of task.
+        output_dir: Where the results go.
+        settings: Further options of `qsft eval` by name; True stands for a flag.
+    """
+
+    model: str
+    tasks: str
+    protocol: str | None
+    output_dir: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def for_model(cls, model: str, given: Mapping[str, Any]) -> "EvalRequest":
+        """Return the request of `qsft eval MODEL|RECIPE`; `given` are the options by name.
+
+        Raises:
+            FileNotFoundError: `model` is a recipe whose model was not trained yet.
+        """
+        eval_tasks: str | None = None
+        eval_protocol: str | None = None
+        if is_recipe(model) and not Path(model).is_dir():
+            recipe = read_recipe(model)
+            if not Path(recipe.output_dir).is_dir():
+                raise FileNotFoundError(f"{recipe.output_dir} does not exist yet. Run `qsft train {model}` first.")
+            model = recipe.output_dir
+            eval_tasks = recipe.values.get("eval_tasks")
+            eval_protocol = recipe.eval_protocol
+        record = read_recipe_record(model) if Path(model).is_dir() else None
+        if record is not None:
+            eval_tasks = record.eval_tasks
+            eval_protocol = record.eval_protocol
+        default = evaluation_directory(model) if Path(model).is_dir() else UNTRAINED / model.replace("/", "--")
+        return _resolve(model, given, eval_tasks, eval_protocol, default)
+
+    @classmethod
+    def for_run(cls, recipe: Recipe, given: Mapping[str, Any]) -> "EvalRequest":
+        """Return the request that measures the model a recipe trains, before it is trained."""
+        tasks = recipe.values.get("eval_tasks")
+        default = evaluation_directory(recipe.output_dir)
+        return _resolve(recipe.output_dir, given, tasks, recipe.eval_protocol, default)
+
+    @classmethod
+    def for_untrained_student(cls, values: Mapping[str, Any], given: Mapping[str, Any]) -> "EvalRequest":
+        """Return the request that measures a recipe's student before training.
+
+        Recipes with the same student share the directory. Options in `given` replace what the recipe declares and
+        have a directory of their own.
+
+        Args:
+            values: The values of the recipe.
+            given: Options of `qsft eval` by name.
+        """
+        student = values.get("model_name_or_path")
+        if student is None:
+            raise ValueError(
+                f"{BASE!r} is the student before training, but the recipe names no student. Set model_name_or_path."
+            )
+        directory = UNTRAINED / student.replace("/", "--")
+        request = _resolve(student, given, values.get("eval_tasks"), values.get("eval_protocol"), directory)
+        if given or Path(student).is_dir():
+            settings = [student, request.tasks, request.protocol, dict(request.settings)]
+            directory = UNTRAINED / f"{Path(student).name}-{digest_json(settings)[:8]}"
+            request = _resolve(student, given, values.get("eval_tasks"), values.get("eval_protocol"), directory)
+        return request
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "EvalRequest":
+        return cls(**{**content, "output_dir": Path(content["output_dir"])})
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "settings": dict(self.settings), "output_dir": str(self.output_dir)}
+
+    def argv(self) -> list[str]:
+        """The words after `qsft eval` that make this evaluation."""
+        words = [self.model, "--tasks", self.tasks]
+        if self.protocol is not None:
+            words += ["--protocol", self.protocol]
+        for name, value in self.settings.items():
+            words.append(f"--{name}")
+            if isinstance(value, list):
+                words += map(str, value)
+            elif value is not True:
+                words.append(str(value))
+        return [*words, "--output_dir", str(self.output_dir)]
+
+
+def _resolve(
+    model: str, given: Mapping[str, Any], eval_tasks: str | None, eval_protocol: str | None, output_dir: Path
+) -> EvalRequest:
+    """Put the given options before what the run or recipe declares.
+
+    A declared protocol holds for the kind of task it was declared for: given medical tasks, a mathematics protocol
+    does not apply.
+    """
+    settings = dict(given)
+    tasks = settings.pop("tasks", None)
+    protocol = settings.pop("protocol", None)
+    output_dir = Path(settings.pop("output_dir", None) or output_dir)
+    if protocol is None and eval_tasks is not None and (tasks is None or _task_kinds(tasks) == _task_kinds(eval_tasks)):
+        protocol = eval_protocol
+    return EvalRequest(model, tasks or eval_tasks or DEFAULT_TASKS, protocol, output_dir, settings)
+
+
+def _task_kinds(tasks: str) -> set[bool]:
+    """Whether tasks are multiple choice, for every kind among them."""
+    return {task.multiple_choice for task in find_tasks(tasks)}

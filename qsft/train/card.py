@@ -34,4 +34,4 @@ def teacher_line(identity: dict[str, Any] | None) -> str:
         return "none" if identity is None else f"`{identity['live']}`, run live"
     about = identity["teacher"]
     revision = f" at revision `{about['revision']}`" if about.get("revision") else ""
-    return f"`{about['name']}`{revision}, cached as top-{identity['k']} log-probs ({identity['encoding']})"
+    return f"`{about['name']}`{revision}, cached as top-{identity['top_k']} log-probs ({identity['cache_encoding']})"

@@ -10,7 +10,7 @@ LOCAL = (
     "--max_length 64 --global_batch_size 16 --dtype float32 --use_cpu true --bf16 false --disable_tqdm true"
 )
 TINY = LOCAL + " --data_dir {files}/numina.jsonl"
-SAMPLES = "--data_dir tasks --n 2 --max_new_tokens 4"
+SAMPLES = "--data_dir tasks --num_samples 2 --max_new_tokens 4"
 STANDS_FOR = {"NAME": "target_sft", "RECIPE": "numina_qwen_math_1p5b"}
 # Every command of the README, in its blocks and in its prose; one that is missing fails the test that meets it.
 README_BLOCKS = {
@@ -35,8 +35,8 @@ README_BLOCKS = {
     ),
     "qsft report": "",
     "qsft explore targets": "",
-    "qsft explore tokens numina_qwen_math_1p5b": f"{TINY} --n 2",
-    "qsft explore alignment numina_qwen_math_1p5b": f"{TINY} --n 4",
+    "qsft explore tokens numina_qwen_math_1p5b": f"{TINY} --num_samples 2",
+    "qsft explore alignment numina_qwen_math_1p5b": f"{TINY} --num_samples 4",
     "qsft explore run runs/numina_qwen_math_1p5b-target_sft": "",
 }
 README_PROSE = {

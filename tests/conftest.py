@@ -92,6 +92,21 @@ def learned(made_once):
 
 
 @pytest.fixture(scope="session")
+def sum_tokenizer(learned):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(learned)
+
+
+@pytest.fixture(scope="session")
+def sum_model(learned):
+    """The small Llama that learned sums, in memory."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(learned).eval()
+
+
+@pytest.fixture(scope="session")
 def judges():
     """Grading processes, started once: each imports sympy for seconds."""
     from qsft.evals.judge import Judges

@@ -13,7 +13,7 @@ examples:
   qsft eval runs/numina_qwen_math_1p5b-target --tasks math
   qsft eval numina_qwen_math_1p5b                         the recipe's trained model on the recipe's tasks
   qsft eval Qwen/Qwen2.5-1.5B --tasks medical --protocol paper-medical
-  qsft eval runs/mine --tasks questions.jsonl --n 4       a task of your own: one {"problem", "answer"} per line
+  qsft eval runs/mine --tasks questions.jsonl --num_samples 4   a task of your own: one {"problem", "answer"} per line
   qsft eval runs/mine --tasks aime24 --data_dir data      rows from data/aime24.jsonl instead of the hub
   qsft eval runs/mine --rescore                           grade again what was generated; needs no model
   accelerate launch -m qsft eval runs/mine --tasks math   the work shared by several processes, each with its GPU
@@ -25,7 +25,7 @@ protocols: paper-math (n=16, T=1), paper-math-7b-openr1 (T=0.7, top_p=0.8), pape
 
 # Settings that replace a single one of the protocol.
 CHANGES: dict[str, tuple[type, str]] = {
-    "n": (int, "samples per problem"),
+    "num_samples": (int, "responses per problem"),
     "temperature": (float, "0 is greedy"),
     "top_p": (float, "keep the likeliest tokens of this mass"),
     "top_k": (int, "keep this many tokens; 0 is all"),
@@ -41,8 +41,6 @@ def add_options(parser: Any) -> None:
     parser.add_argument("model", metavar="MODEL|RECIPE", help="directory, hub id, recipe file or recipe name")
     parser.add_argument("--tasks", help="math, medical, names, or JSONL files, comma-separated (default: math)")
     parser.add_argument("--protocol", help="a name below (default: the paper's for the kind of task)")
-    # --n is no word for `accelerate launch` and torchrun: they take it for the beginning of an option of theirs.
-    parser.add_argument("--samples", dest="n", type=int, help="the same as --n, which launchers misread")
     for name, (kind, text) in CHANGES.items():
         parser.add_argument(f"--{name}", type=kind, help=text)
     parser.add_argument("--stop", nargs="*", help="strings that end a response")
@@ -63,8 +61,8 @@ def add_options(parser: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from qsft.evals.evaluate import evaluate, rescore
-    from qsft.evals.sample_vllm import engine_options
     from qsft.experiments.eval_request import EvalRequest
+    from qsft.inference.vllm_engine import parse_engine_args
 
     given = {"tasks": args.tasks, "protocol": args.protocol, "output_dir": args.output_dir}
     request = EvalRequest.for_model(args.model, given)
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError(f"--rescore grades what was generated before, all of it, so {said}")
         report = rescore(directory, args.tasks, data_dir=args.data_dir, rule=args.rule)
     else:
-        settings = {name: getattr(args, name) for name in SETTINGS} | {"engine": engine_options(args.engine or ())}
+        settings = {name: getattr(args, name) for name in SETTINGS} | {"engine": parse_engine_args(args.engine or ())}
         report = evaluate(
             request.model, request.tasks, protocol=request.protocol, output_dir=directory, **settings, **changes
         )

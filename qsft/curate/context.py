@@ -20,10 +20,11 @@ from qsft.curate.catalogue import Options
 from qsft.curate.exercises import Exercise, Kept, find_form, find_gold, pairs, read_exercises
 from qsft.data.load import column_names
 from qsft.data.sources import DataSettings, find_source
-from qsft.evals.model_under_test import ModelUnderTest
-from qsft.evals.protocol import Generation, Request, Sampling, context_of
 from qsft.fingerprints import digest_json
 from qsft.inference.loading import unsharded_loading
+from qsft.inference.model import InferenceModel
+from qsft.inference.sampling import Generation, Request, Sampling
+from qsft.inference.vllm_engine import EngineOptions
 from qsft.ledger import Key, Ledger, Record
 from qsft.progress import Progress
 
@@ -65,7 +66,7 @@ class CurationContext:
     train: Callable[[Sequence[Kept], str | None, int], str] = field(init=False)
     watch: Callable[[Record], object] | None = None  # called with each new record, in the place of a progress bar
     counts: Counter[str] = field(default_factory=Counter)
-    _loaded: ModelUnderTest | None = None
+    _loaded: InferenceModel | None = None
 
     @property
     def needs_gold(self) -> bool:
@@ -73,7 +74,7 @@ class CurationContext:
 
     @cached_property
     def positions(self) -> int | None:
-        return context_of(self.load().config)
+        return self.load().context_length
 
     def exercises(self, rows: Dataset, settings: DataSettings) -> list[Exercise]:
         source, tokenizer, options = find_source(settings), self.material.tokenizer, self.options
@@ -98,7 +99,7 @@ class CurationContext:
             "method": method,
             "settings": settings,
             "name": model.name,
-            **model.record(),
+            **model.identity(),
             "data": {"dataset": data.dataset, "data_dir": data.data_dir, "split": data.dataset_split},
             "verifier": None if method in UNVERIFIED else self.options.verifier or "qsft.evals.grade:grade",
             # Rounds train with the recipe's values, so a star that was started with others is another star.
@@ -106,15 +107,16 @@ class CurationContext:
             "problems": digest_json([[one.id, str(one.gold), one.response] for one in exercises]),
         }
 
-    def load(self, path: str | None = None) -> ModelUnderTest:
+    def load(self, path: str | None = None) -> InferenceModel:
         """The material's model, or the one at a path, to draw from; one at a time is kept in memory."""
         wanted, options, group = path or self.material.model, self.options, self.ledger.group
         if self._loaded is None or self._loaded.model != wanted:
             self.free()
             backend = "transformers" if self.method in LOOKS_INSIDE else options.backend
-            how: dict[str, Any] = {"device": group.device, "processes": group.count}
-            how |= {"batch_size": options.rows_at_once, "tensor_parallel_size": options.tensor_parallel_size}
-            self._loaded = ModelUnderTest(wanted, self.material.tokenizer, backend, options.dtype, **how)
+            how: dict[str, Any] = {"device": group.device, "num_processes": group.count}
+            how |= {"batch_size": options.rows_at_once}
+            how["engine"] = EngineOptions(tensor_parallel_size=options.tensor_parallel_size)
+            self._loaded = InferenceModel(wanted, self.material.tokenizer, backend, options.dtype, **how)
         return self._loaded
 
     def free(self) -> None:
@@ -128,7 +130,7 @@ class CurationContext:
 
     def sample(self, stage: str, asked: Asked, *, model: str | None = None, **how: Any) -> dict[Exercise, list[Record]]:
         """n verified samples for each prompt; none for exercises that cannot be verified or fill the context."""
-        n, prompts = Sampling(**how).n, self.answerable(asked)
+        n, prompts = Sampling(**how).num_samples, self.answerable(asked)
 
         def make(missing: Sequence[Sample]) -> Iterator[Record]:
             # The stage is part of what seeds a sample, so that a second attempt is another one.
@@ -192,7 +194,7 @@ class CurationContext:
             raise ValueError(
                 f"the model never answered right: of {self.counts['responses']:,} responses none verified, and "
                 f"{self.counts['cut off']:,} were cut off. See in {self.ledger.directory} whether prompt, gold answers "
-                f"and verifier fit, raise n or max_new_tokens, or take a stronger model. {dict(self.counts)}"
+                f"and verifier fit, raise num_samples or max_new_tokens, or take a stronger model. {dict(self.counts)}"
             )
 
 

@@ -158,7 +158,7 @@ def critical(
         raise ValueError(f"{given}: `of` is greedy or demonstration, the others are 1 or more.")
 
     def make(missing: "Sequence[Sample]") -> "Iterator[Record]":
-        sampler = context.sampler(n=1, temperature=0.0, max_new_tokens=max_new_tokens, stop=())
+        sampler = context.sampler(num_samples=1, temperature=0.0, max_new_tokens=max_new_tokens, stop=())
         sampler.batch_size = batch_size
         search = Search(context, sampler, alternatives)
         for exercise, _ in missing:
@@ -226,7 +226,7 @@ class Search:
 
     def grow(self, exercise: "Exercise", starts: Sequence[list[int]]) -> list[list[int]]:
         """The responses that begin so, continued greedily to their end, or as far as there is room."""
-        from qsft.evals.protocol import Request
+        from qsft.inference.sampling import Request
 
         longest = self.sampler.sampling.max_new_tokens
         if self.context.positions is not None:

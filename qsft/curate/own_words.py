@@ -49,7 +49,7 @@ def rft(
     exercises: "Sequence[Exercise]",
     context: "CurationContext",
     *,
-    n: int = 8,
+    num_samples: int = 8,
     temperature: float = 0.7,
     keep: int = 4,
     originals: bool = True,
@@ -59,12 +59,14 @@ def rft(
 
     Rejection sampling: Yuan et al. 2023.
 
-    n            samples per problem
+    num_samples  samples per problem
     temperature  sampling temperature
     keep         at most this many per problem, the most different ones
     originals    whether the demonstrations stay in the data set
     """
-    found = context.sample("samples", {p: p.prompt for p in exercises}, n=n, temperature=temperature, **how)
+    found = context.sample(
+        "samples", {p: p.prompt for p in exercises}, num_samples=num_samples, temperature=temperature, **how
+    )
     right = {p: right_texts(found[p]) for p in exercises}
     context.refuse_empty([text for texts in right.values() for text in texts])
     kept = []
@@ -92,7 +94,7 @@ def self_distill(
     exercises: "Sequence[Exercise]",
     context: "CurationContext",
     *,
-    n: int = 1,
+    num_samples: int = 1,
     temperature: float = 0.7,
     template: str = TEMPLATE,
     **how: Any,
@@ -101,7 +103,7 @@ def self_distill(
 
     SDFT: Yang et al. 2024.
 
-    n            attempts per demonstration; the first that verifies is kept
+    num_samples  attempts per demonstration; the first that verifies is kept
     temperature  sampling temperature
     template     what the model is asked: {question}, {response} and, if you like, {gold}
     """
@@ -110,7 +112,7 @@ def self_distill(
     if not shown:
         raise ValueError("the data set has no responses to rewrite: self_distill needs demonstrations.")
     asked = {p: tuple(p.ask(fill(template, vars(p)))) for p in shown}
-    found = context.sample("rewritten", asked, n=n, temperature=temperature, **how)
+    found = context.sample("rewritten", asked, num_samples=num_samples, temperature=temperature, **how)
     context.counts["refusals"] += sum(bool(_REFUSAL.search(one["text"])) for p in shown for one in found[p])
     own = {p: [text for text in right_texts(found[p]) if not _REFUSAL.search(text)] for p in shown}
     context.refuse_empty([texts for texts in own.values() if texts])
@@ -123,7 +125,7 @@ def star(
     *,
     rounds: int = 1,
     start: str = "base",
-    n: int = 1,
+    num_samples: int = 1,
     temperature: float = 0.0,
     hint: str = "{question}\n(Hint: the answer is {gold}.)",
     **how: Any,
@@ -134,14 +136,14 @@ def star(
 
     rounds       rounds of sampling; the model is trained between two
     start        what each round trains: base (the model as it came) or last (the round before's)
-    n            attempts per problem, without and again with the hint; the first right one is kept
+    num_samples  attempts per problem, without and again with the hint; the first right one is kept
     temperature  sampling temperature; 0 is greedy
     hint         the question of a second attempt; it never reaches the data set
     """
     require_places("hint", hint, ("question", "gold"))
     if start not in ("base", "last"):
         raise ValueError(f"--start {start!r} is not known: base (the model as it came) or last (the round before's).")
-    how |= {"n": n, "temperature": temperature}
+    how |= {"num_samples": num_samples, "temperature": temperature}
     kept, model = star_round(exercises, context, 1, hint, {**how, "model": None}), None
     for number in range(2, rounds + 1):
         model = context.train(kept, model if start == "last" else None, number - 1)

@@ -30,7 +30,7 @@ from qsft.teacher.capture.capture import build_cache
 COLOURED = 128  # demonstrations on the page of tokens, among which the one to show is chosen
 Memory = dict[Any, tuple[Path, Measurement]]  # by what a model is made from: see `run_seed`
 SETTINGS: dict[str, dict[str, Any]] = {
-    "rft": {"n": 4, "max_new_tokens": LONGEST},
+    "rft": {"num_samples": 4, "max_new_tokens": LONGEST},
     "star": {"hint": "{question} the clock knows {gold}", "max_new_tokens": LONGEST},
     "grape": {"columns": "others"},
     "critical": {"alternatives": 2, "max_new_tokens": LONGEST},
@@ -126,7 +126,7 @@ def curated_rows(scenario: Scenario, method: Method, data: Dataset, base: Path, 
     name = str(method.curate)
     rows = data.select(range(min(len(data), MOST.get(name, len(data)))))
     rows = rows.add_column("others", other_demonstrations(rows, scenario)) if name == "grape" else rows
-    responses = len(rows) * SETTINGS[name].get("n", 1) * ATTEMPTS.get(name, 1)
+    responses = len(rows) * SETTINGS[name].get("num_samples", 1) * ATTEMPTS.get(name, 1)
     material = Material(rows, DataSettings(), load(base), make_tokenizer())
     with phases.phase(f"curate by {method.label}", responses, "responses") as progress:
         curate(name, SETTINGS[name], material, out, OPTIONS, watch=lambda record: progress.advance())

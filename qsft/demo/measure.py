@@ -18,8 +18,9 @@ from qsft.demo import world
 from qsft.demo.world import ADDING, EQUALS, IDS, MULTIPLYING, NUMBERS, OPERATIONS, STEPS, ClockProblem, encode
 from qsft.evals.evaluate import evaluate
 from qsft.evals.grade import Grade
-from qsft.evals.protocol import Generation, Protocol
+from qsft.evals.protocol import Protocol
 from qsft.evals.tasks import Problem, Task
+from qsft.inference.sampling import Generation
 from qsft.losses.evaluation_mode import evaluating
 from qsft.progress import Progress
 from qsft.targets.fixed_point import fixed_point
@@ -53,7 +54,7 @@ def measure(
 ) -> Measurement:
     """Average@samples at temperature 1, greedy accuracy, pass@samples and the shares of first errors."""
     task, tokenizer = clock_task(problems, progress), world.make_tokenizer()
-    protocols = (Protocol(n=n, temperature=t, max_new_tokens=LONGEST) for n, t in ((samples, 1.0), (1, 0.0)))
+    protocols = (Protocol(num_samples=n, temperature=t, max_new_tokens=LONGEST) for n, t in ((samples, 1.0), (1, 0.0)))
     sampled, greedy = (evaluate(model, task, tokenizer=tokenizer, protocol=one, silent=True) for one in protocols)
     numbers, result = sampled.summary["tasks"][TASK], sampled.results[TASK]
     by_prompt = {" ".join(problem.prompt): problem for problem in problems}

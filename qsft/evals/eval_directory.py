@@ -16,12 +16,13 @@ from typing import Any
 from qsft.data.prompts import Prompt, find_preset
 from qsft.evals.grade import Grade, better_reading
 from qsft.evals.judge import Judges
-from qsft.evals.protocol import Generation, Protocol
+from qsft.evals.protocol import Protocol
 from qsft.evals.report import percent
 from qsft.evals.stats import READINGS, Result
 from qsft.evals.tasks import Problem, Task
 from qsft.files import make_directory, read_json, read_lines, shown, write_json, write_lines
 from qsft.fingerprints import digest_json
+from qsft.inference.sampling import Generation
 from qsft.ledger import Key, Ledger, Record, check_stage, key_of
 from qsft.processes import Group
 
@@ -54,7 +55,7 @@ class TaskRun:
 
     @property
     def keys(self) -> list[Key]:
-        return [(problem.id, sample) for problem in self.problems for sample in range(self.protocol.n)]
+        return [(problem.id, sample) for problem in self.problems for sample in range(self.protocol.num_samples)]
 
     def record(self, first: int | None = None) -> dict[str, Any]:
         """The settings that generations (of the first problems) depend on; how they are graded may change."""
@@ -63,7 +64,7 @@ class TaskRun:
 
     def digests(self, made_by: Mapping[str, Any]) -> dict[str, str]:
         """What decides the text of each problem's samples: model, sampling and its own prompt, as one digest."""
-        settings = {key: value for key, value in made_by.items() if key not in ("n", "prompts")}
+        settings = {key: value for key, value in made_by.items() if key not in ("num_samples", "prompts")}
         return {problem: digest_json([settings, prompt]) for problem, prompt in self.prompts.items()}
 
     def result(self, generations: Sequence[Generation], graded: Mapping[Key, Grade]) -> Result:
@@ -73,7 +74,7 @@ class TaskRun:
             reading = "boxed"
             if self.protocol.rule == "paper":
                 reading, grades = better_reading(grades, [self.by_id[one.problem].gold for one in generations])
-        return Result(self.name, self.protocol.n, generations, grades, self.problems, reading)
+        return Result(self.name, self.protocol.num_samples, generations, grades, self.problems, reading)
 
     def notes(self, result: Result, about: Mapping[str, Any]) -> list[str]:
         name, grades, notes = self.name, result.grades, []
@@ -171,7 +172,7 @@ class EvalDirectory:
                 left_out[task] = "other weights answered it"
             elif not self.generations.holds(task):
                 left_out[task] = "its generations are lost"
-            elif not graded or len(self.generations.read(task)) < one["limit"] * one["protocol"]["n"]:
+            elif not graded or len(self.generations.read(task)) < one["limit"] * one["protocol"]["num_samples"]:
                 left_out[task] = "it is not finished"
             else:
                 results[task] = read_result(self.path, task, one.get("reading"))

@@ -12,14 +12,17 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from qsft.data.prompts import encode
 from qsft.evals.eval_directory import EvalDirectory, Grading, TaskRun
 from qsft.evals.grade import Grade
 from qsft.evals.judge import Judges
-from qsft.evals.model_under_test import ModelUnderTest
-from qsft.evals.protocol import Protocol, Request, find_protocol
+from qsft.evals.protocol import Protocol, find_protocol
 from qsft.evals.report import Report, make_report
 from qsft.evals.tasks import Wanted, find_tasks, listed, load_problems
 from qsft.files import read_json, shown
+from qsft.inference.model import InferenceModel
+from qsft.inference.sampling import Request
+from qsft.inference.vllm_engine import EngineOptions
 from qsft.ledger import Key, Record
 from qsft.processes import Group
 from qsft.progress import Progress
@@ -48,26 +51,34 @@ def evaluate(
 
     model: a path, a hub id, or a model in memory with its tokenizer. tasks: math, medical, names, JSONL files, Task
     objects. protocol: a name (paper-math, paper-math-7b-openr1, paper-medical, avg16) or a Protocol; None is the
-    paper's for the kind of task; further keywords change single settings (n=4, temperature=0.7, prompt="plain", …).
+    paper's for the kind of task; further keywords change single settings (num_samples=4, prompt="plain", …).
     engine: further arguments of vLLM's engine (gpu_memory_utilization=0.8, enforce_eager=True, …). Its requests have
     seeds of their own unless seed_requests is off: faster there, but not repeatable.
     """
     wanted, group = find_tasks(tasks), Group()
     if output_dir is None and group.count > 1:
         raise ValueError(f"{group.count} processes share their generations through files: set output_dir.")
-    how: dict[str, Any] = {"engine": engine or {}, "device": group.device, "processes": group.count}
-    how |= {"tensor_parallel_size": tensor_parallel_size, "seed_requests": seed_requests}
-    subject = ModelUnderTest(model, tokenizer, backend, dtype, batch_size, **how)
+    subject = InferenceModel(
+        model,
+        tokenizer,
+        backend,
+        dtype,
+        batch_size,
+        engine=EngineOptions(tensor_parallel_size=tensor_parallel_size, engine_args=engine or {}),
+        seed_requests=seed_requests,
+        device=group.device,
+        num_processes=group.count,
+    )
     runs = []
     for task in wanted:
         chosen = find_protocol(protocol, changes, multiple_choice=task.multiple_choice)
         runs.append(run := TaskRun(task, load_problems(task, data_dir, limit), chosen))
-        subject.limit_positions(run.prompts.values(), run.protocol.max_new_tokens)
+        subject.limit_context(encode_prompts(run, subject).values(), run.protocol.max_new_tokens)
     with TemporaryDirectory() if output_dir is None else nullcontext(output_dir) as directory, Judges() as judges:
         files = EvalDirectory(directory, group)
         if group.rank == 0:
-            record = subject.record() if output_dir is not None else {}  # digesting weights takes its time
-            agree_on_settings(files, runs, subject.about(), record, data_dir, fresh)
+            record = subject.identity() if output_dir is not None else {}  # digesting weights takes its time
+            agree_on_settings(files, runs, describe_model(subject), record, data_dir, fresh)
         group.wait()
         grading = [draw(run, subject, files, judges, silent) for run in runs]
         grades = {one.run.name: dict(group.gather(one.grades())) for one in grading}
@@ -133,7 +144,7 @@ def _refuse_change(run: TaskRun, record: Record, recorded: Record | None, direct
         raise ValueError(f"{what}, but its settings.json does not say what made them. {ways_out}")
     old = {"limit": recorded["limit"], **recorded["made_by"]}
     new = {"limit": len(run.problems), **record, **run.record(recorded["limit"])}
-    free = {key for key in ("limit", "n") if new[key] > old[key]}
+    free = {key for key in ("limit", "num_samples") if new[key] > old[key]}
     free |= {"prompts"} if new["limit"] < old["limit"] else set()  # of all of them, of which only some are here
     differ = [key for key in new if key not in free and old.get(key) != new[key]]
     changed = [f"{key} was {old.get(key)!r}, is {new[key]!r}" for key in differ]
@@ -141,7 +152,7 @@ def _refuse_change(run: TaskRun, record: Record, recorded: Record | None, direct
         raise ValueError(f"{what} made with other settings: {'; '.join(changed)}. {ways_out}")
 
 
-def draw(run: TaskRun, subject: ModelUnderTest, files: EvalDirectory, judges: Judges, silent: bool) -> Grading:
+def draw(run: TaskRun, subject: InferenceModel, files: EvalDirectory, judges: Judges, silent: bool) -> Grading:
     """Sample this process's share of what is missing, grading as it comes."""
     done, share, group = files.drawn(run), files.generations.share(run.keys), files.group
     group.wait()  # nobody appends while another still reads
@@ -149,7 +160,8 @@ def draw(run: TaskRun, subject: ModelUnderTest, files: EvalDirectory, judges: Ju
     missing = [key for key in share if key not in done]
     if not missing:
         return grading
-    requests = [Request(problem, sample, run.prompts[problem]) for problem, sample in missing]
+    ids = encode_prompts(run, subject)
+    requests = [Request(problem, sample, ids[problem]) for problem, sample in missing]
     drawn = files.append(run, subject.sampler(run.protocol).sample(requests))
     show, before, tokens = not silent and group.rank == 0, len(share) - len(missing), 0
     with Progress(run.name, len(share), "samples", done=before, show=show) as progress:
@@ -158,6 +170,21 @@ def draw(run: TaskRun, subject: ModelUnderTest, files: EvalDirectory, judges: Ju
             tokens += generation.tokens
             progress.advance(1, f"{progress.per_second(tokens):,.0f} tokens/s{grading.so_far()}")
     return grading
+
+
+def encode_prompts(run: TaskRun, subject: InferenceModel) -> dict[str, tuple[int, ...]]:
+    tokenizer = subject.load_tokenizer()
+    return {problem: tuple(encode(tokenizer, prompt)) for problem, prompt in run.prompts.items()}
+
+
+def describe_model(subject: InferenceModel) -> Record:
+    return {
+        "model": subject.name,
+        "context": subject.context_length,
+        "backend": subject.backend,
+        "dtype": subject.dtype,
+        "independent": subject.samples_are_reproducible,
+    }
 
 
 def conclude(

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsft.evals.grade import Grade
-from qsft.evals.protocol import Generation
 from qsft.evals.tasks import Problem
+from qsft.inference.sampling import Generation
 
 Scores = NDArray[np.float64]
 

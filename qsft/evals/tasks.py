@@ -15,8 +15,8 @@ from typing import Any
 
 from qsft.data.prompts import Prompt
 from qsft.evals.grade import Gold, Grade, last_boxed
-from qsft.evals.protocol import Generation
 from qsft.files import read_lines, shown
+from qsft.inference.sampling import Generation
 from qsft.ledger import check_stage
 from qsft.validation import did_you_mean
 

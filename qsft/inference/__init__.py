@@ -1,1 +1,1 @@
-"""Running models: loading them, and what everything that runs a model has to know about it."""
+"""Running models: loading them, starting a vLLM engine, and sampling responses with transformers or vLLM."""

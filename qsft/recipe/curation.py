@@ -70,7 +70,7 @@ def curated_settings(job: Job) -> RecipeSettings:
     """The data settings of a job whose recipe has the key `curate`; its rows are curated now, unless they were."""
     wanted = dict(job.settings.curate or {})
     if "method" not in wanted:
-        raise ValueError(f'curate={wanted} names no method. Write for example {{"method": "rft", "n": 8}}.')
+        raise ValueError(f'curate={wanted} names no method. Write for example {{"method": "rft", "num_samples": 8}}.')
     out = Path(wanted.pop("out", None) or Path(str(job.args.output_dir), "curated"))
     options = Options.of({item.name: wanted.pop(item.name) for item in fields(Options) if item.name in wanted})
     curate_job(job, wanted.pop("method"), wanted, out, options)

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from qsft.data.load import TrainingData, load_training_data, one_of, read_rows
-from qsft.evals.model_under_test import of_the_model
+from qsft.inference.loading import explain_missing_model
 from qsft.processes import world_size
 from qsft.recipe.keys import ORIGIN, RecipeSettings
 from qsft.recipe.recipe_file import DEFAULT_TARGET, Recipe
@@ -59,7 +59,8 @@ class Job:
     def of_the_student(self, kind: Any) -> Any:
         """What transformers' `kind` finds under the model's name; an error that names the model if there is nothing."""
         how = {"revision": self.model.model_revision, "trust_remote_code": self.args.trust_remote_code}
-        return of_the_model(kind, self.student, option="--model_name_or_path", **how)
+        with explain_missing_model(self.student):
+            return kind.from_pretrained(self.student, **how)
 
     @cached_property
     def data(self) -> TrainingData:

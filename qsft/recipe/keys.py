@@ -28,8 +28,8 @@ class RecipeSettings(DataSettings):
 
     curate: dict[str, Any] | None = key(  # noqa: RUF009
         None,
-        'Train on what a data-level method makes of the data: {"method": "rft", "n": 8}, with the settings of '
-        "`qsft curate METHOD --help`; `out` is where it is kept (default: output_dir/curated).",
+        'Train on what a data-level method makes of the data: {"method": "rft", "num_samples": 8}, with the settings '
+        "of `qsft curate METHOD --help`; `out` is where it is kept (default: output_dir/curated).",
     )
     global_batch_size: int | None = key(
         None,
@@ -141,7 +141,7 @@ def _widen(action: argparse.Action, kinds: set[Any]) -> None:
             raise argparse.ArgumentTypeError("null is not possible here: leave the key out to keep its default")
         if dict in kinds and not isinstance(value, dict | None):
             if str not in kinds:
-                raise argparse.ArgumentTypeError(f'{word!r} is not a JSON object such as {{"n": 8}}')
+                raise argparse.ArgumentTypeError(f'{word!r} is not a JSON object such as {{"num_samples": 8}}')
             value = word
         return value
 

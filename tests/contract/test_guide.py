@@ -29,10 +29,10 @@ RUN = {
     "--response_column solution --target dft --output_dir runs/mine": LOCAL,
     "qsft train numina_qwen_math_1p5b": f"{TINY} --save_steps 2",
     "qsft train numina_qwen_math_1p5b --resume_from_checkpoint last": f"{TINY} --save_steps 2",
-    "qsft eval RECIPE --limit 100 --n 4": SAMPLES,
+    "qsft eval RECIPE --limit 100 --num_samples 4": SAMPLES,
     # A random model answers nothing right, so every response is taken; tests/curate verifies for real.
-    "qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --n 8": (
-        f"{TINY} --n 2 --max_new_tokens 64 --temperature 3 --verifier readme:takes_everything"
+    "qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --num_samples 8": (
+        f"{TINY} --num_samples 2 --max_new_tokens 64 --temperature 3 --verifier readme:takes_everything"
     ),
     "qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft": (
         f"{LOCAL} --output_dir runs/numina-rft"
@@ -44,7 +44,7 @@ RUN = {
         "--dry_run"
     ),
     "qsft sweep openr1_qwen_math_1p5b --grid target=target_sft_constant,target_sft_mixture c=0.2,0.5,1.0": "--dry_run",
-    "qsft eval runs/numina_qwen_math_1p5b-target_sft --tasks questions.jsonl --n 4": (
+    "qsft eval runs/numina_qwen_math_1p5b-target_sft --tasks questions.jsonl --num_samples 4": (
         f"{SAMPLES} --output_dir evals/own"
     ),
     "qsft eval runs/numina_qwen_math_1p5b-target_sft --rescore": "--output_dir evals/own",

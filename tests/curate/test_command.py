@@ -77,12 +77,12 @@ def rows_of(directory):
 
 
 def test_rft_with_the_evaluators_grading_and_training_on_it(curate, here, clock_directory, capsys):
-    assert curate("rft", "--out", "rft", "--n", "3", *BRIEF, verifier=None) == 0
+    assert curate("rft", "--out", "rft", "--num_samples", "3", *BRIEF, verifier=None) == 0
     out = capsys.readouterr()
     assert "qsft train --model_name_or_path" in out.out
     assert "right so far" in out.err
     manifest = json.loads((here / "rft" / "manifest.json").read_text(encoding="utf-8"))
-    assert manifest["settings"]["n"] == 3
+    assert manifest["settings"]["num_samples"] == 3
     assert manifest["counts"]["responses"] == 75
     assert 0 < manifest["rates"]["responses that verify"] < 1
     assert load_from_disk(str(here / "rft")).to_list() == rows_of(here / "rft")
@@ -105,7 +105,7 @@ def started(here, clock_directory):
 
 @pytest.mark.slow
 def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, started):
-    words = ("--n", "4", *BRIEF)
+    words = ("--num_samples", "4", *BRIEF)
     assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
     path = here / "killed" / "generations" / "samples.jsonl"
     kept = kill_after(started("--out", "killed", *words), path, 10)
@@ -118,7 +118,7 @@ def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, started
 @pytest.mark.slow
 def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, started, tell):
     """Kills at random numbers of records, and one while the data set is written."""
-    words = ("--n", "4", *BRIEF)
+    words = ("--num_samples", "4", *BRIEF)
     assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
     out, kills, records = here / "killed", 0, []
     path = out / "generations" / "samples.jsonl"
@@ -138,7 +138,7 @@ def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, sta
 @pytest.mark.parametrize("method", ["rft", "star", "grape", "critical"])
 def test_two_processes_equal_one(method, curate, here, clock_directory):
     settings = {
-        "rft": ("--n", "2", "--max_new_tokens", "14"),
+        "rft": ("--num_samples", "2", "--max_new_tokens", "14"),
         "star": ("--hint", HINT, "--max_new_tokens", "14"),
         "grape": ("--columns", "completion,answer"),
         "critical": ("--alternatives", "1", "--max_new_tokens", "14"),
@@ -191,7 +191,13 @@ def test_a_recipe_with_the_key_trains_on_curated_rows(here, clock_directory, clo
     recipe = {
         "model_name_or_path": str(clock_directory),
         "dataset": "rows.jsonl",
-        "curate": {"method": "rft", "n": 2, "max_new_tokens": 14, "originals": False, "verifier": "checks:is_right"},
+        "curate": {
+            "method": "rft",
+            "num_samples": 2,
+            "max_new_tokens": 14,
+            "originals": False,
+            "verifier": "checks:is_right",
+        },
         "target": "sft",
         "output_dir": "run",
     }
@@ -214,7 +220,7 @@ def question_pairs():
 def test_a_recipe_of_another_data_set_trains_on_curated_rows(curate, here, clock_directory):
     rows = [{"answer": gold, "extra_info": {"question": q, "answer": text}} for q, text, gold in question_pairs()]
     write_jsonl(here / "pairs.jsonl", rows)
-    assert curate("rft", "--out", "rft", "--n", "2", *BRIEF, "--data_dir", "pairs.jsonl", data="numina") == 0
+    assert curate("rft", "--out", "rft", "--num_samples", "2", *BRIEF, "--data_dir", "pairs.jsonl", data="numina") == 0
 
     def train(recipe, *more):
         words = ["train", recipe, "--target", "sft", "--dataset_name", "rft", "--output_dir", "trained", *TRAINING]
@@ -246,7 +252,7 @@ def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_to
     write_jsonl(here / "pairs.jsonl", {"columns": columns, "numina": numina}[source])
     words = ("--data_dir", "pairs.jsonl") if source == "numina" else ()
     data = "numina" if source == "numina" else "pairs.jsonl"
-    assert curate("rft", "--out", "rft", "--n", "2", *BRIEF, *words, data=data, verifier=None) == 0
+    assert curate("rft", "--out", "rft", "--num_samples", "2", *BRIEF, *words, data=data, verifier=None) == 0
     data = load_training_data(DataSettings(dataset="rft"), clock_tokenizer).dataset
     first = data[0]
     assert clock_tokenizer.decode(first["input_ids"]) == "<|bos|> 0 + 0 ? first 0 + 0 = 0 so \\boxed{0} <|eos|>"
@@ -264,7 +270,7 @@ def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_to
         (("star", "--gold", "result"), {}, "no column 'result' among the columns prompt, completion"),
         (("rtf",), {}, "Did you mean 'rft'?"),
         (("rft", "--keap", "3"), {}, "'keap' is not a key"),
-        (("rft", "--n", "2", "--temperature", "0.0"), {}, "greedy samples would all be the same"),
+        (("rft", "--num_samples", "2", "--temperature", "0.0"), {}, "greedy samples of a prompt are all the same"),
     ],
 )
 def test_bad_input_says_what_to_do(words, how, message, curate, here, capsys):
@@ -277,39 +283,39 @@ def test_bad_input_says_what_to_do(words, how, message, curate, here, capsys):
 def test_prompts_longer_than_the_context_are_left_out_and_counted(curate, here):
     long = {"prompt": "<|bos|> " + "1 + " * 40 + "1 ?", "completion": " so \\boxed{1}", "answer": "1"}
     write_jsonl(here / "rows.jsonl", [*clock_rows()[:3], long])
-    assert curate("rft", "--out", "rft", "--n", "2", *BRIEF) == 0
+    assert curate("rft", "--out", "rft", "--num_samples", "2", *BRIEF) == 0
     counts = json.loads((here / "rft" / "manifest.json").read_text(encoding="utf-8"))["counts"]
     assert (counts["longer than the context"], counts["responses"]) == (1, 6)
 
 
 def test_other_settings_are_refused_unless_fresh(curate, here, capsys):
     words = ("--out", "rft", "--limit", "3", *BRIEF)
-    assert curate("rft", *words, "--n", "2") == 0
+    assert curate("rft", *words, "--num_samples", "2") == 0
     before = files(here / "rft")
-    assert curate("rft", *words, "--n", "3") == 2
+    assert curate("rft", *words, "--num_samples", "3") == 2
     assert "settings was" in capsys.readouterr().err
     assert files(here / "rft") == before
-    assert curate("rft", *words, "--n", "3", "--fresh") == 0
+    assert curate("rft", *words, "--num_samples", "3", "--fresh") == 0
     assert curate("rft", *words[2:], "--out", ".") == 2
     assert "is not a curated data set" in capsys.readouterr().err
 
 
 def test_a_refused_start_binds_nothing(curate, here, capsys):
     words = ("--out", "rft", "--limit", "3", *BRIEF)
-    assert curate("rft", *words, "--n", "2", "--temperature", "0") == 2  # refused by the method itself
-    assert curate("rft", *words, "--n", "1", verifier="checks:explodes") == 2  # refused at the first response
-    assert curate("rft", *words, "--n", "2") == 0
+    assert curate("rft", *words, "--num_samples", "2", "--temperature", "0") == 2  # refused by the method itself
+    assert curate("rft", *words, "--num_samples", "1", verifier="checks:explodes") == 2  # refused at the first response
+    assert curate("rft", *words, "--num_samples", "2") == 0
     capsys.readouterr()
     (here / "rft" / "settings.json").write_text("null")
-    assert curate("rft", *words, "--n", "2") == 2
+    assert curate("rft", *words, "--num_samples", "2") == 2
     assert "settings.json: not a JSON object" in capsys.readouterr().err
     (here / "rft" / "settings.json").unlink()
-    assert curate("rft", *words, "--n", "2") == 2
+    assert curate("rft", *words, "--num_samples", "2") == 2
     assert "holds generations but no settings.json" in capsys.readouterr().err
 
 
 def test_lines_that_are_no_records_are_named(curate, here, capsys):
-    words = ("--out", "rft", "--limit", "3", *BRIEF, "--n", "2")
+    words = ("--out", "rft", "--limit", "3", *BRIEF, "--num_samples", "2")
     assert curate("rft", *words) == 0
     (here / "rft" / "manifest.json").unlink()
     path = here / "rft" / "generations" / "samples.jsonl"

@@ -9,7 +9,7 @@ from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 from qsft.curate.context import Material
 from qsft.curate.likely import Search, critical, grape
 from qsft.curate.own_words import reasoning_path, rft, self_distill, star
-from qsft.evals.protocol import Generation
+from qsft.inference.sampling import Generation
 
 LENGTH = 14
 KNOWN = [one for one in SUMS if one not in UNKNOWN]
@@ -53,7 +53,7 @@ def full_logits_logps(model, tokenizer, prompt, text):
 
 def test_rft_keeps_right_and_distinct_paths_and_the_originals(clock_exercises, clock_context):
     problems, context = clock_exercises(), clock_context()
-    kept = by_problem(rft(problems, context, n=8, temperature=1.0, max_new_tokens=LENGTH, keep=2))
+    kept = by_problem(rft(problems, context, num_samples=8, temperature=1.0, max_new_tokens=LENGTH, keep=2))
     assert set(kept) == set(problems)
     for problem, rows in kept.items():
         assert [row.origin for row in rows] == ["demonstration", *["sample"] * (len(rows) - 1)]
@@ -69,13 +69,13 @@ def test_rft_keeps_right_and_distinct_paths_and_the_originals(clock_exercises, c
 
 
 def test_rft_without_originals(clock_exercises, clock_context):
-    kept = rft(clock_exercises(KNOWN[:4]), clock_context(), n=4, max_new_tokens=LENGTH, originals=False)
+    kept = rft(clock_exercises(KNOWN[:4]), clock_context(), num_samples=4, max_new_tokens=LENGTH, originals=False)
     assert {one.origin for one in kept} == {"sample"}
 
 
 def test_rft_never_keeps_what_was_cut_off(clock_exercises, clock_context):
     with pytest.raises(ValueError, match=r"never answered right.*16 were cut off"):
-        rft(clock_exercises(KNOWN[:4]), clock_context(), n=4, max_new_tokens=3)
+        rft(clock_exercises(KNOWN[:4]), clock_context(), num_samples=4, max_new_tokens=3)
 
 
 # STaR
@@ -246,7 +246,9 @@ def test_critical_tokens_do_not_depend_on_the_batch(clock_exercises, clock_conte
 def test_branches_in_a_sliding_window_are_greedy(tiny_model, clock_exercises, clock_context, clock_tokenizer):
     model = tiny_model(use_sliding_window=True, sliding_window=4, max_window_layers=1).eval()
     context = clock_context(material=Material(None, None, model, clock_tokenizer))
-    search = Search(context, context.sampler(n=1, temperature=0.0, max_new_tokens=12, stop=()), alternatives=1)
+    search = Search(
+        context, context.sampler(num_samples=1, temperature=0.0, max_new_tokens=12, stop=()), alternatives=1
+    )
     exercise = clock_exercises(KNOWN[:1])[0]
     starts = [[5], [5, 9, 7, 8, 6]]
     plain = [[*start, *greedy(model, clock_tokenizer, [*exercise.prompt, *start])] for start in starts]

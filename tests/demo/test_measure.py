@@ -6,7 +6,7 @@ from qsft.demo.foundation import untrained
 from qsft.demo.measure import measure, words_of
 from qsft.demo.scenario import Phase, as_dataset, fit
 from qsft.demo.world import ERRORS, Writer, evaluation_problems
-from qsft.evals.protocol import Generation
+from qsft.inference.sampling import Generation
 from qsft.progress import Progress
 
 PROBLEMS = evaluation_problems(4, seed=0)

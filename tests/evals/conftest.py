@@ -16,20 +16,6 @@ def sum_directory(learned):
 
 
 @pytest.fixture(scope="session")
-def sum_tokenizer(sum_directory):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(sum_directory)
-
-
-@pytest.fixture(scope="session")
-def sum_model(sum_directory):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(sum_directory).eval()
-
-
-@pytest.fixture(scope="session")
 def sum_file(tmp_path_factory):
     """A task file of 40 sums."""
     path = tmp_path_factory.mktemp("tasks") / "sums.jsonl"
@@ -48,7 +34,7 @@ def shared_judges(judges, monkeypatch):
 
 @pytest.fixture
 def command():
-    """command("eval", "DIR", "--n", "4"): the exit code of a command; its errors are raised."""
+    """command("eval", "DIR", "--num_samples", "4"): the exit code of a command; its errors are raised."""
     from qsft.cli import run_command
 
     return lambda *words: run_command([str(word) for word in words])

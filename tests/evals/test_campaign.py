@@ -15,11 +15,12 @@ from qsft.evals.evaluate import evaluate, rescore
 
 pytestmark = pytest.mark.slow
 
-HOW = {"prompt": "plain", "n": 4, "max_new_tokens": 8, "batch_size": 8, "silent": True}
+HOW = {"prompt": "plain", "num_samples": 4, "max_new_tokens": 8, "batch_size": 8, "silent": True}
 ENTRY = """
 import sys
 from qsft.evals.evaluate import evaluate
-evaluate(sys.argv[1], sys.argv[2], output_dir=sys.argv[3], prompt="plain", n=4, max_new_tokens=8, batch_size=8)
+evaluate(sys.argv[1], sys.argv[2], output_dir=sys.argv[3], prompt="plain", num_samples=4, max_new_tokens=8,
+         batch_size=8)
 """
 KILLS, DAMAGES = 4, 42
 

@@ -6,9 +6,10 @@ import pytest
 
 from qsft.evals.eval_directory import EvalDirectory, TaskRun, read_result
 from qsft.evals.grade import Grade
-from qsft.evals.protocol import Generation, Protocol
+from qsft.evals.protocol import Protocol
 from qsft.evals.stats import Result
 from qsft.evals.tasks import Problem, Task
+from qsft.inference.sampling import Generation
 
 ROWS = [Generation(problem, sample, f"text {sample} é\n", 3, "stop") for problem in "ab" for sample in range(2)]
 KEYS = [(row.problem, row.sample) for row in ROWS]
@@ -16,7 +17,7 @@ PROBLEMS = [Problem("a", "1+1", "2"), Problem("b", "which?", "A", {"A": "x", "B"
 
 
 def make_run(name="t", ask=lambda problem: problem.question):
-    return TaskRun(Task(name, prompt=ask), PROBLEMS, Protocol(n=2))
+    return TaskRun(Task(name, prompt=ask), PROBLEMS, Protocol(num_samples=2))
 
 
 RUN = make_run()

@@ -15,10 +15,10 @@ from qsft.evals.comparison import compare
 from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.evaluate import evaluate, rescore
 from qsft.evals.grade import Grade, grade
-from qsft.evals.sample import Sampler
 from qsft.evals.tasks import Problem, Task
+from qsft.inference.transformers_sampler import TransformersSampler
 
-FREE = ("--prompt", "plain", "--samples", "4", "--max_new_tokens", "8")
+FREE = ("--prompt", "plain", "--num_samples", "4", "--max_new_tokens", "8")
 ENTRY = "from qsft.cli import command\ncommand()\n"
 
 
@@ -40,7 +40,7 @@ def generations(directory):
 @pytest.fixture(scope="module")
 def whole_run(sum_directory, sum_file, tmp_path_factory):
     directory = tmp_path_factory.mktemp("whole")
-    how = {"prompt": "plain", "n": 4, "max_new_tokens": 8}
+    how = {"prompt": "plain", "num_samples": 4, "max_new_tokens": 8}
     report = evaluate(sum_directory, str(sum_file), output_dir=directory, silent=True, **how)
     return directory, report
 
@@ -71,15 +71,15 @@ def test_the_accuracy_is_what_the_texts_say(whole_run, sum_file):
 
 def test_what_training_brought_is_beyond_chance(whole_run, sum_file, sum_tokenizer, tmp_path):
     untrained = tiny.make_model(architecture="llama", **SHAPE)
-    how = {"prompt": "plain", "n": 4, "max_new_tokens": 8, "tokenizer": sum_tokenizer, "silent": True}
+    how = {"prompt": "plain", "num_samples": 4, "max_new_tokens": 8, "tokenizer": sum_tokenizer, "silent": True}
     assert evaluate(untrained, str(sum_file), output_dir=tmp_path / "untrained", **how).accuracy("sums") < 0.05
     gained = compare([tmp_path / "untrained", whole_run[0]], names=["untrained", "trained"]).summary["difference"]
     assert gained["trained"]["sums"]["low"] > 0.15
 
 
 def test_a_complete_run_is_not_sampled_again(whole_run, sum_directory, sum_file, monkeypatch):
-    monkeypatch.setattr("qsft.evals.model_under_test.ModelUnderTest.sampler", None)
-    how = {"prompt": "plain", "n": 4, "max_new_tokens": 8}
+    monkeypatch.setattr("qsft.inference.model.InferenceModel.sampler", None)
+    how = {"prompt": "plain", "num_samples": 4, "max_new_tokens": 8}
     again = evaluate(sum_directory, str(sum_file), output_dir=whole_run[0], silent=True, **how)
     assert again.summary == whole_run[1].summary
 
@@ -90,14 +90,14 @@ def test_stopped_and_resumed_it_equals_an_uninterrupted_run(
     """As a kill leaves it; test_campaign.py kills processes."""
     words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path, "--batch_size", "4")
     path = tmp_path / "generations" / "sums.jsonl"
-    sample = Sampler.sample
+    sample = TransformersSampler.sample
 
     def stopped(self, requests):
         yield from itertools.islice(sample(self, requests), 20)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "sample", stopped)
+        patch.setattr(TransformersSampler, "sample", stopped)
         with pytest.raises(KeyboardInterrupt):
             command(*words)
     kept = path.read_text(encoding="utf-8")
@@ -140,20 +140,20 @@ def test_changed_settings_are_refused_unless_fresh(sum_directory, sum_file, tmp_
 
 def test_more_samples_and_problems_add_to_what_is_there(sum_directory, sum_file, whole_run, tmp_path, command, capsys):
     words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path)
-    assert command(*words, "--limit", 3, "--n", 2) == 0
+    assert command(*words, "--limit", 3, "--num_samples", 2) == 0
     assert command(*words, "--limit", 3) == 0
     assert "sums: 12/12 samples" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"other settings: limit was 3, is 2; n was 4, is 2\. Give another"):
-        command(*words, "--limit", 2, "--n", 2)
+    with pytest.raises(ValueError, match=r"other settings: limit was 3, is 2; num_samples was 4, is 2\. Give another"):
+        command(*words, "--limit", 2, "--num_samples", 2)
     assert command(*words) == 0
     assert generations(tmp_path) == generations(whole_run[0])
     with pytest.raises(ValueError, match="prompts was"):
-        command(*words, "--n", 5, "--prompt", "plain-boxed")
+        command(*words, "--num_samples", 5, "--prompt", "plain-boxed")
 
 
 def test_a_run_that_failed_to_start_does_not_bind_the_next(sum_directory, sum_file, tmp_path, command):
     words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--limit", "2", "--output_dir", tmp_path)
-    with pytest.raises(ValueError, match="batch_size=0"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
         command(*words, "--seed", 1, "--batch_size", 0)
     assert command(*words) == 0
 
@@ -162,12 +162,12 @@ def test_retrained_weights_are_refused(sum_model, sum_tokenizer, sum_file, tmp_p
     import torch
 
     how = {"tokenizer": sum_tokenizer, "output_dir": tmp_path, "silent": True, "prompt": "plain", "max_new_tokens": 3}
-    evaluate(sum_model, str(sum_file), limit=2, n=2, **how)
+    evaluate(sum_model, str(sum_file), limit=2, num_samples=2, **how)
     with torch.no_grad():
         sum_model.model.norm.weight.mul_(1.01)
         try:
             with pytest.raises(ValueError, match="other settings: model was"):
-                evaluate(sum_model, str(sum_file), limit=2, n=2, **how)
+                evaluate(sum_model, str(sum_file), limit=2, num_samples=2, **how)
         finally:
             sum_model.model.norm.weight.div_(1.01)
 
@@ -207,7 +207,7 @@ def test_a_second_task_joins_the_report_of_the_first(sum_directory, sum_file, tm
     other.write_text(sum_file.read_text("utf-8"), encoding="utf-8")
     assert command(*words, "--tasks", sum_file) == 0
     alone = json.loads((tmp_path / "summary.json").read_text("utf-8"))
-    assert command(*words, "--tasks", other, "--samples", "2") == 0
+    assert command(*words, "--tasks", other, "--num_samples", "2") == 0
     both = json.loads((tmp_path / "summary.json").read_text("utf-8"))
     assert list(both["tasks"]) == list(both["settings"]["tasks"]) == ["sums", "other"]
     assert both["tasks"]["sums"] == alone["tasks"]["sums"]
@@ -218,10 +218,10 @@ def test_a_second_task_joins_the_report_of_the_first(sum_directory, sum_file, tm
     assert json.loads((tmp_path / "summary.json").read_text("utf-8")) == both
     path = tmp_path / "generations" / "sums.jsonl"
     path.write_text(path.read_text("utf-8").partition("\n")[2], encoding="utf-8")
-    assert command(*words, "--tasks", other, "--samples", "2") == 0
+    assert command(*words, "--tasks", other, "--num_samples", "2") == 0
     assert "sums is left out: it is not finished" in (tmp_path / "summary.md").read_text("utf-8")
     path.unlink()
-    assert command(*words, "--tasks", other, "--samples", "2") == 0
+    assert command(*words, "--tasks", other, "--num_samples", "2") == 0
     assert "sums is left out: its generations are lost" in (tmp_path / "summary.md").read_text("utf-8")
 
 
@@ -271,7 +271,7 @@ def test_the_papers_medical_protocol_chooses_the_better_match_and_keeps_the_box_
 
 
 @pytest.mark.parametrize(
-    "words", [("--n", "0"), ("--limit", "3"), ("--protocol", "avg16"), ("--stop", "x"), ("--fresh",)]
+    "words", [("--num_samples", "0"), ("--limit", "3"), ("--protocol", "avg16"), ("--stop", "x"), ("--fresh",)]
 )
 def test_rescore_refuses_what_it_does_not_use(whole_run, command, words):
     with pytest.raises(ValueError, match=f"--rescore grades what was generated before.*{words[0]} cannot be used"):
@@ -289,7 +289,7 @@ def test_a_task_of_ones_own_with_prompt_and_grader_in_memory(sum_model, sum_toke
         Task("ours", problems=problems, prompt=lambda d: sum_tokenizer(d.question)["input_ids"], grader=grader),
         Task("truth", problems=problems, prompt=lambda d: d.question, grader=lambda g, d: True),
     ]
-    report = evaluate(sum_model, tasks, tokenizer=sum_tokenizer, n=8, max_new_tokens=8, silent=True)
+    report = evaluate(sum_model, tasks, tokenizer=sum_tokenizer, num_samples=8, max_new_tokens=8, silent=True)
     assert report.accuracy("truth") == 1.0
     assert 0 < report.accuracy("ours") < 1
     assert report.summary["macro"]["acc"]["mean"] == pytest.approx((1 + report.accuracy("ours")) / 2)
@@ -299,7 +299,7 @@ def test_what_the_grader_gave_up_on_is_said(sum_model, sum_tokenizer):
     problems = [Problem(str(i), "1 + 2 =", "3") for i in range(3)]
     verdicts = {"0": Grade(False, timed_out=True), "1": Grade(False, failure="TypeError: why"), "2": Grade(True)}
     task = Task("t", problems=problems, prompt=lambda d: d.question, grader=lambda g, d: verdicts[d.id])
-    said = str(evaluate(sum_model, task, tokenizer=sum_tokenizer, n=1, max_new_tokens=2, silent=True))
+    said = str(evaluate(sum_model, task, tokenizer=sum_tokenizer, num_samples=1, max_new_tokens=2, silent=True))
     assert "t: 1 responses took the grader too long" in said
     assert "t: the grader stumbled over 1 responses, which count as wrong (TypeError; grades/ has each)" in said
 
@@ -308,7 +308,14 @@ def test_half_precision_says_that_batching_may_change_samples(sum_model, sum_tok
     import copy
 
     half = copy.deepcopy(sum_model).bfloat16()
-    how = {"tokenizer": sum_tokenizer, "prompt": "plain", "n": 2, "max_new_tokens": 6, "limit": 3, "silent": True}
+    how = {
+        "tokenizer": sum_tokenizer,
+        "prompt": "plain",
+        "num_samples": 2,
+        "max_new_tokens": 6,
+        "limit": 3,
+        "silent": True,
+    }
     assert "batching may change samples" in str(evaluate(half, str(sum_file), **how))
 
 
@@ -330,16 +337,16 @@ def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_pa
         (("--protocol", "paper-maths"), "unknown protocol 'paper-maths'. Did you mean 'paper-math'"),
         (("--prompt", "boxd"), "unknown prompt 'boxd'. Did you mean 'boxed'"),
         (("--prompt", "boxed"), "has no chat template.*--prompt plain-boxed"),
-        (("--n", "0"), "n=0"),
+        (("--num_samples", "0"), "num_samples = 0"),
         (("--rule", "first"), "unknown multiple-choice rule 'first'"),
-        (("--backend", "vlm"), "unknown backend 'vlm'"),
-        (("--backend", "vllm"), r"vllm is not installed. pip install 'qsft\[vllm\]'"),
+        (("--backend", "vlm"), "backend = 'vlm' is not one of"),
+        (("--backend", "vllm"), r"vLLM is not installed. Run pip install 'qsft\[vllm\]'"),
         (("--dtype", "flot32"), "unknown dtype 'flot32'; choose auto, float32"),
         (("--dtype", "int8"), "unknown dtype 'int8'"),
-        (("--batch_size", "0"), "batch_size=0"),
+        (("--batch_size", "0"), "batch_size must be at least 1"),
     ],
 )
 def test_bad_settings_are_refused(command, sum_directory, sum_file, tmp_path, words, message, monkeypatch):
-    monkeypatch.setattr("qsft.evals.model_under_test.find_spec", lambda module: None)
+    monkeypatch.setattr("qsft.inference.model.find_spec", lambda module: None)
     with pytest.raises(ValueError, match=message):
         command("eval", sum_directory, "--tasks", sum_file, "--output_dir", tmp_path, "--prompt", "plain", *words)

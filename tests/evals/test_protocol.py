@@ -7,15 +7,21 @@ from qsft.evals.protocol import PROTOCOLS, find_protocol
 
 def test_the_papers_protocols():
     math, openr1, medical = (PROTOCOLS[name] for name in ("paper-math", "paper-math-7b-openr1", "paper-medical"))
-    assert (math.n, math.temperature, math.top_p, math.max_new_tokens, math.prompt) == (16, 1.0, 1.0, 4096, "boxed")
-    assert (openr1.n, openr1.temperature, openr1.top_p) == (16, 0.7, 0.8)
-    assert (medical.n, medical.temperature, medical.max_new_tokens) == (1, 0.0, 8000)
-    assert find_protocol("avg16", multiple_choice=True).n == 16
+    assert (math.num_samples, math.temperature, math.top_p, math.max_new_tokens, math.prompt) == (
+        16,
+        1.0,
+        1.0,
+        4096,
+        "boxed",
+    )
+    assert (openr1.num_samples, openr1.temperature, openr1.top_p) == (16, 0.7, 0.8)
+    assert (medical.num_samples, medical.temperature, medical.max_new_tokens) == (1, 0.0, 8000)
+    assert find_protocol("avg16", multiple_choice=True).num_samples == 16
 
 
 def test_the_kind_of_task_chooses_and_single_settings_change():
     assert find_protocol(None, multiple_choice=True) == PROTOCOLS["paper-medical"]
-    changed = find_protocol(None, {"n": 4, "seed": 7})
-    assert (changed.n, changed.seed, changed.temperature) == (4, 7, 1.0)
+    changed = find_protocol(None, {"num_samples": 4, "seed": 7})
+    assert (changed.num_samples, changed.seed, changed.temperature) == (4, 7, 1.0)
     with pytest.raises(ValueError, match=r"unknown setting 'temprature'.*temperature"):
         find_protocol(None, {"temprature": 1.0})

@@ -9,11 +9,12 @@ import pytest
 from qsft.evals.comparison import compare, run_names
 from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.grade import Grade
-from qsft.evals.protocol import Generation, Protocol
+from qsft.evals.protocol import Protocol
 from qsft.evals.report import make_report
 from qsft.evals.stats import Result, task_numbers
 from qsft.evals.tasks import Problem
 from qsft.files import write_lines
+from qsft.inference.sampling import Generation
 
 
 def make_result(task, correct, tokens=10):

@@ -8,10 +8,10 @@ import pytest
 from qsft.cli import main
 from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.grade import Grade
-from qsft.evals.protocol import Generation
 from qsft.evals.report import make_report
 from qsft.evals.stats import Result
 from qsft.experiments.report import summarize_runs
+from qsft.inference.sampling import Generation
 
 STUDENT = "Qwen/Qwen2.5-Math-1.5B"
 TASKS = ("math500", "aime24")

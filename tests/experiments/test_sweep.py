@@ -49,15 +49,15 @@ def test_a_wrong_grid_is_refused_before_anything_runs(grid, words):
 
 def test_every_run_is_evaluated_by_the_protocol_of_its_target(tmp_path):
     runs = expand_grid(["target=sft,dft,kd_hybrid,target_sft"])
-    sweep = Sweep("openr1_qwen_math_7b", runs, tmp_path, ["--model_name_or_path", "unread"], {"n": 2})
+    sweep = Sweep("openr1_qwen_math_7b", runs, tmp_path, ["--model_name_or_path", "unread"], {"num_samples": 2})
     chosen = []
     for run in runs:
         [_, _, _, _, recipe, *words] = sweep.commands(run)["train"]
         recipe_record(configure(read_recipe(recipe, words), processes=1)).write(tmp_path / run.name)
         request = sweep.eval_request(run)
-        assert request.settings == {"n": 2}
+        assert request.settings == {"num_samples": 2}
         assert request.output_dir == tmp_path / run.name / "_eval"
-        again = EvalRequest.for_model(str(tmp_path / run.name), {"n": 2})
+        again = EvalRequest.for_model(str(tmp_path / run.name), {"num_samples": 2})
         assert again == request  # the trained run asks for the same
         chosen.append((request.tasks, request.protocol))
     assert chosen == [("math", "paper-math")] * 2 + [("math", "paper-math-7b-openr1")] * 2
@@ -118,7 +118,7 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
     monkeypatch.setattr(sweep_module, "run_child", lambda command: (main(command[3:]), False))
     (tmp_path / "sums.jsonl").write_text('{"problem": "w1 + w2 = ?", "answer": "3"}\n')
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=base,target_sft", "--output_dir", "sweep"]
-    words += ["--eval", "--tasks sums.jsonl --samples 2 --max_new_tokens 4", *local_words()]
+    words += ["--eval", "--tasks sums.jsonl --num_samples 2 --max_new_tokens 4", *local_words()]
     assert main(words) == 0
     state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert {name: run["done"] for name, run in state.items()} == {"base": ["eval"], "target_sft": ["train", "eval"]}

@@ -18,7 +18,7 @@ def test_base_and_seven_methods_are_swept_compared_with_the_paper_and_reported(
     rows = [{"problem": f"w{i} + w{i + 1} = ?", "answer": str(i)} for i in range(4)]
     (tmp_path / "math500.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", f"target=base,{','.join(METHODS)}"]
-    words += ["--eval", "--tasks math500.jsonl --samples 2 --max_new_tokens 4", *local_words(max_steps=1)]
+    words += ["--eval", "--tasks math500.jsonl --num_samples 2 --max_new_tokens 4", *local_words(max_steps=1)]
     assert main(words) == 0
 
     sweep = tmp_path / "sweeps" / "numina_qwen_math_1p5b"

@@ -12,14 +12,15 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qsft.evals.model_under_test import ModelUnderTest
-from qsft.evals.protocol import Request, Sampling
-from qsft.evals.sample import Sampler
-from qsft.evals.sample_vllm import engine_options
+from qsft.inference.model import InferenceModel
+from qsft.inference.sampling import Request, Sampling
+from qsft.inference.transformers_sampler import TransformersSampler
+from qsft.inference.vllm_engine import EngineOptions, parse_engine_args, start_engine
+from qsft.inference.vllm_sampler import VllmSampler
 
 pytestmark = pytest.mark.vllm
 ENGINE = {"enforce_eager": True}
-REQUESTS = [Request(f"{a}+{b}", s, f"{a} + {b} =") for a in range(5) for b in range(4) for s in range(2)]
+PROMPTS = [f"{a} + {b} =" for a in range(5) for b in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -28,65 +29,69 @@ def tokenizer(learned):
 
 
 @pytest.fixture(scope="module")
-def llm(learned):
-    from qsft.evals.sample_vllm import start_engine
+def requests(tokenizer):
+    ids = {prompt: tuple(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS}
+    return [Request(prompt, sample, ids[prompt]) for prompt in PROMPTS for sample in range(2)]
 
-    return start_engine(str(learned), "float32", 1, {"max_model_len": 64, **ENGINE})
+
+@pytest.fixture(scope="module")
+def llm(learned):
+    return start_engine(str(learned), EngineOptions("float32", max_model_len=64, engine_args=ENGINE))
 
 
 @pytest.fixture
 def vllm_sampler(llm, tokenizer):
-    from qsft.evals.sample_vllm import VllmSampler
-
     return lambda sampling, **how: VllmSampler(llm, tokenizer, sampling, **how)
 
 
 @pytest.fixture
 def hf_sampler(learned, tokenizer):
     model = AutoModelForCausalLM.from_pretrained(learned).eval()
-    return lambda sampling: Sampler(model, tokenizer, sampling)
+    return lambda sampling: TransformersSampler(model, tokenizer, sampling)
 
 
-def drawn(sampler, requests=REQUESTS):
+def drawn(sampler, requests):
     return {(g.problem, g.sample): g for g in sampler.sample(requests)}
 
 
 @pytest.mark.parametrize("stop", [("<|eos|>",), ("so", "<|eos|>"), ("} }", "boxed")])
-def test_greedy_responses_are_those_of_transformers(vllm_sampler, hf_sampler, stop):
-    greedy = Sampling(n=1, temperature=0, max_new_tokens=12, stop=stop)
-    assert drawn(vllm_sampler(greedy)) == drawn(hf_sampler(greedy))
+def test_greedy_responses_are_those_of_transformers(vllm_sampler, hf_sampler, stop, requests):
+    greedy = Sampling(num_samples=1, temperature=0, max_new_tokens=12, stop=stop)
+    assert drawn(vllm_sampler(greedy), requests) == drawn(hf_sampler(greedy), requests)
 
 
-def test_a_short_limit_is_said_by_the_finish(vllm_sampler):
-    assert {one.finish for one in drawn(vllm_sampler(Sampling(max_new_tokens=1, stop=()))).values()} >= {"length"}
+def test_a_response_that_reaches_its_limit_finishes_with_length(vllm_sampler, requests):
+    assert {one.finish for one in drawn(vllm_sampler(Sampling(max_new_tokens=1, stop=())), requests).values()} >= {
+        "length"
+    }
 
 
-def test_seeded_samples_repeat_and_unseeded_ones_differ(vllm_sampler):
-    how = Sampling(n=2, temperature=2.0, max_new_tokens=12, stop=())
-    first = drawn(vllm_sampler(how))
-    assert drawn(vllm_sampler(how)) == first
-    assert drawn(vllm_sampler(how, seed_requests=False)) != first
+def test_seeded_samples_repeat_and_unseeded_ones_differ(vllm_sampler, requests):
+    how = Sampling(num_samples=2, temperature=2.0, max_new_tokens=12, stop=())
+    first = drawn(vllm_sampler(how), requests)
+    assert drawn(vllm_sampler(how), requests) == first
+    assert drawn(vllm_sampler(how, seed_requests=False), requests) != first
 
 
-def test_an_abandoned_sampling_leaves_nothing_in_the_engine(vllm_sampler, llm):
-    how = Sampling(n=2, max_new_tokens=40, stop=())
-    whole = drawn(vllm_sampler(how))
-    abandoned = vllm_sampler(how).sample(REQUESTS)
+def test_an_abandoned_sampling_leaves_nothing_in_the_engine(vllm_sampler, llm, requests):
+    how = Sampling(num_samples=2, max_new_tokens=40, stop=())
+    whole = drawn(vllm_sampler(how), requests)
+    abandoned = vllm_sampler(how).sample(requests)
     list(itertools.islice(abandoned, 3))
     abandoned.close()
     assert not llm.llm_engine.has_unfinished_requests()
-    assert drawn(vllm_sampler(how)) == whole
+    assert drawn(vllm_sampler(how), requests) == whole
 
 
-def test_more_requests_than_fly_at_once(vllm_sampler, monkeypatch):
-    how = Sampling(n=2, max_new_tokens=12)
-    whole = drawn(vllm_sampler(how))
-    monkeypatch.setattr("qsft.evals.sample_vllm.IN_FLIGHT", 7)
-    assert drawn(vllm_sampler(how)) == whole
+def test_more_requests_than_fly_at_once(vllm_sampler, monkeypatch, requests):
+    how = Sampling(num_samples=2, max_new_tokens=12)
+    whole = drawn(vllm_sampler(how), requests)
+    monkeypatch.setattr("qsft.inference.vllm_sampler.MAX_IN_FLIGHT", 7)
+    assert drawn(vllm_sampler(how), requests) == whole
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
-def test_a_response_that_the_engine_gave_up_on_is_no_sample(vllm_sampler, llm, monkeypatch, reason):
+def test_a_response_that_the_engine_gave_up_on_is_not_a_sample(vllm_sampler, llm, monkeypatch, reason, requests):
     step = llm.llm_engine.step
 
     def failing():
@@ -98,7 +103,7 @@ def test_a_response_that_the_engine_gave_up_on_is_no_sample(vllm_sampler, llm, m
 
     monkeypatch.setattr(llm.llm_engine, "step", failing)
     with pytest.raises(RuntimeError, match=f"with '{reason}'"):
-        drawn(vllm_sampler(Sampling(max_new_tokens=4)))
+        drawn(vllm_sampler(Sampling(max_new_tokens=4)), requests)
 
 
 # ---- the command ----
@@ -115,7 +120,8 @@ def sums(tmp_path):
 def command(model, sums, out, *more):
     words = [
         "eval", str(model), "--tasks", str(sums), "--backend", "vllm", "--dtype", "float32", "--prompt", "plain",
-        "--n", "8", "--max_new_tokens", "24", "--output_dir", str(out), "--engine", "enforce_eager=true", *more,
+        "--num_samples", "8", "--max_new_tokens", "24", "--output_dir", str(out),
+        "--engine", "enforce_eager=true", *more,
     ]  # fmt: skip
     return [sys.executable, "-m", "qsft", *words]
 
@@ -145,19 +151,18 @@ def test_two_processes_have_an_engine_each_and_draw_the_same(learned, sums, tmp_
     subprocess.run(command(learned, sums, tmp_path / "one"), check=True)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m", "qsft"]
     words = command(learned, sums, tmp_path / "two")[3:]
-    words[words.index("--n")] = "--samples"
     subprocess.run([*launch, *words], check=True, env={**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind"})
     assert generations(tmp_path / "two") == generations(tmp_path / "one")
 
 
-def test_the_engine_has_room_for_what_the_run_needs_and_no_more(learned, tokenizer):
-    subject = ModelUnderTest(learned, tokenizer, "vllm", "float32", engine=ENGINE)
-    subject.limit_positions(["0 + 0 =", "1 + 2 + 3 ="], max_new_tokens=9)
-    sampler = subject.sampler(Sampling(n=1, max_new_tokens=9))
-    assert sampler.context == len(tokenizer("1 + 2 + 3 =")["input_ids"]) + 9
-    assert len(drawn(sampler, REQUESTS[:2])) == 2
+def test_the_engine_has_room_for_what_the_run_needs_and_no_more(learned, tokenizer, requests):
+    subject = InferenceModel(learned, tokenizer, "vllm", "float32", engine=EngineOptions(engine_args=ENGINE))
+    subject.limit_context(tokenizer(["0 + 0 =", "1 + 2 + 3 ="])["input_ids"], max_new_tokens=9)
+    sampler = subject.sampler(Sampling(num_samples=1, max_new_tokens=9))
+    assert sampler.context_length == len(tokenizer("1 + 2 + 3 =")["input_ids"]) + 9
+    assert len(drawn(sampler, requests[:2])) == 2
 
 
 def test_engine_words_that_are_no_pairs_are_refused():
     with pytest.raises(ValueError, match="--engine eager: write KEY=VALUE"):
-        engine_options(["eager"])
+        parse_engine_args(["eager"])

@@ -3,13 +3,13 @@
 import argparse
 
 HELP = "rewrite, extend or choose demonstrations: rft, star, grape, self_distill, critical"
-USAGE = "qsft curate METHOD [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]"
+USAGE = "qsft curate METHOD [RECIPE] --out DIR [--dataset_name DATA --model MODEL] [--key value ...]"
 EXAMPLES = """\
 examples:
   qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --num_samples 8
-  qsft curate grape --dataset mine.jsonl --model Qwen/Qwen2.5-1.5B --columns answer_a,answer_b --out data/grape
+  qsft curate grape --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B --columns answer_a,answer_b --out data/grape
   qsft curate star numina_qwen_math_1p5b --rounds 3 --start base --out data/numina-star --learning_rate 1e-5
-  qsft curate critical --dataset mine.jsonl --model Qwen/Qwen2.5-1.5B --verifier checks:is_right --out data/critical
+  qsft curate critical --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B --verifier checks:is_right --out critical
   qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft
   accelerate launch -m qsft curate rft numina_qwen_math_1p5b --out data/numina-rft    shared by several processes
   qsft curate rft --help                                                              a method's settings

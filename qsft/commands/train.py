@@ -13,7 +13,7 @@ examples:
   qsft train numina_qwen_math_1p5b --dry_run              what the packaged recipe would do here
   qsft train recipes/numina_qwen_math_1p5b.yaml --target sft
   qsft train recipes/m23k_llama_8b.yaml --accelerate_config zero3 --num_processes 8
-  qsft train --model_name_or_path Qwen/Qwen3-0.6B --dataset trl-lib/Capybara --target dft --output_dir out
+  qsft train --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/Capybara --target dft --output_dir out
   accelerate launch recipes/numina_qwen_math_1p5b.yaml    the same without this command
   qsft train --keys                                       every key with its help
 """
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int | None:
         return relaunch(config[-1].rpartition("=")[2], rest)
     recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
     if recipe is None and not rest:
-        raise ValueError("nothing to train is given. Name a recipe, or give --model_name_or_path and --dataset.")
+        raise ValueError("nothing to train is given. Name a recipe, or give --model_name_or_path and --dataset_name.")
     from qsft.recipe.recipe_file import read_recipe
     from qsft.recipe.run import train
 

@@ -103,7 +103,7 @@ def check_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def method_parser(method: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"qsft curate {method}",
-        usage=f"qsft curate {method} [RECIPE] --out DIR [--dataset DATA --model MODEL] [--key value ...]",
+        usage=f"qsft curate {method} [RECIPE] --out DIR [--dataset_name DATA --model MODEL] [--key value ...]",
         description=summary(find_method(method)),
         allow_abbrev=False,
     )

@@ -100,7 +100,7 @@ class CurationContext:
             "settings": settings,
             "name": model.name,
             **model.identity(),
-            "data": {"dataset": data.dataset, "data_dir": data.data_dir, "split": data.dataset_split},
+            "data": {"dataset": data.dataset_name, "data_dir": data.data_dir, "split": data.dataset_train_split},
             "verifier": None if method in UNVERIFIED else self.options.verifier or "qsft.evals.grade:grade",
             # Rounds train with the recipe's values, so a star that was started with others is another star.
             **({"training": dict(self.material.training)} if method == "star" else {}),

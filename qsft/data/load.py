@@ -63,7 +63,7 @@ def load_training_data(
     choices: dict[str, Any] = {}
     if source is None:
         if text_column is not None:
-            require_trl_form(rows, settings.dataset, text_column)
+            require_trl_form(rows, settings.dataset_name, text_column)
         refuse_unread(settings)
         rows = rows.add_column(ROW, range(len(rows)))
     else:
@@ -74,10 +74,10 @@ def load_training_data(
     rows = _sample(rows, settings, multiple_of, counts)
     ids = list(rows[ROW])  # indices into the source's split, and a digest to compare two runs by
     manifest = {
-        "dataset": settings.dataset,
-        "from": settings.data_dir or (source.hub if source else "") or settings.dataset,
+        "dataset_name": settings.dataset_name,
+        "from": settings.data_dir or (source.hub if source else "") or settings.dataset_name,
         "config": settings.dataset_config,
-        "split": settings.dataset_split,
+        "split": settings.dataset_train_split,
         "revision": settings.dataset_revision,
         "sample_rows": settings.sample_rows,
         "sample_seed": settings.sample_seed if settings.sample_rows is not None else None,
@@ -91,15 +91,15 @@ def load_training_data(
 
 def refuse_unread(settings: DataSettings) -> None:
     """Refuse settings that would do nothing; a curated directory was made by a recipe that may go on saying them."""
-    if curated_form(settings.dataset) is not None:
+    if curated_form(settings.dataset_name) is not None:
         return
     unread = [key for key in ("prompt", "response", "max_row_tokens") if getattr(settings, key) != DEFAULTS[key]]
     if unread:
         said = ", ".join(f"{key}={getattr(settings, key)!r}" for key in unread)
         default = " ".join(f"--{key} {DEFAULTS[key] or 'null'}" for key in unread)
         raise ValueError(
-            f"{said} would do nothing: {settings.dataset!r} is none of {', '.join(SOURCES)}, so TRL reads its rows as "
-            f"they are. Undo it ({default}), or name its columns with --question_column and --response_column."
+            f"{said} has no effect: {settings.dataset_name!r} is none of {', '.join(SOURCES)}, so TRL reads its rows "
+            f"as they are. Undo it ({default}), or name its columns with --question_column and --response_column."
         )
 
 
@@ -178,16 +178,18 @@ def _sample(rows: Dataset, settings: DataSettings, multiple_of: int, counts: dic
 
 
 def read_rows(where: DataSettings) -> Dataset:
-    name, source = where.dataset, find_source(where)
+    name, source = where.dataset_name, find_source(where)
     if name is None:
-        raise ValueError(f"no data set is given. Set `dataset` to {', '.join(SOURCES)}, a hub id or a local path.")
+        raise ValueError(f"no data set is given. Set dataset_name to {', '.join(SOURCES)}, a hub id or a local path.")
     place = where.data_dir or (source.hub if source else "") or name
     if Path(place).exists():
-        return _local(Path(place), where.dataset_split)
+        return _local(Path(place), where.dataset_train_split)
     if where.data_dir:
         raise FileNotFoundError(f"data_dir {place!r} does not exist. Give a file or directory with rows of {name!r}.")
     try:
-        return load_dataset(place, where.dataset_config, split=where.dataset_split, revision=where.dataset_revision)
+        return load_dataset(
+            place, where.dataset_config, split=where.dataset_train_split, revision=where.dataset_revision
+        )
     except OSError as error:  # no network, no such data set, no access: the hub's errors are all OSErrors
         raise OSError(
             f"the data set {place!r} could not be loaded from the hub ({type(error).__name__}: {error})."
@@ -213,7 +215,7 @@ def _local(path: Path, split: str) -> Dataset:
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         stored = load_from_disk(str(path))
         if isinstance(stored, DatasetDict):
-            return stored[one_of("dataset_split", split, stored)]
+            return stored[one_of("dataset_train_split", split, stored)]
         _require_train(path, split)
         return stored
     return load_dataset(str(path), split=split)
@@ -223,8 +225,8 @@ def _require_train(path: Path, split: str) -> None:
     """Refuse another split of a place that has one only: its rows would be the training rows under another name."""
     if split != "train":
         raise ValueError(
-            f"{path} holds one split, train, so it has no split {split!r}. Leave dataset_split and eval_split out, or "
-            f"give a directory with a file for each, such as train.jsonl and {split}.jsonl."
+            f"{path} holds one split, train, so it has no split {split!r}. Leave dataset_train_split and "
+            f"dataset_test_split out, or give a directory with a file for each, such as train.jsonl and {split}.jsonl."
         )
 
 

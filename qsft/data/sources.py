@@ -23,17 +23,16 @@ def key(default: Any, text: str, **more: Any) -> Any:
 
 @dataclass
 class DataSettings:
-    """What to train on; every field is a key of a recipe. Aliases are TRL's names of these keys."""
+    """What to train on; every field is a key of a recipe."""
 
-    dataset: str | None = key(
+    dataset_name: str | None = key(
         None,
         "numina, openr1, m23k, demo; or the hub id or path of any data set in one of TRL's formats.",
-        aliases=["--dataset_name"],
     )
     dataset_config: str | None = key(None, "Configuration name of a hub data set.")
-    dataset_split: str = key("train", "Split to train on.", aliases=["--dataset_train_split"])
+    dataset_train_split: str = key("train", "Split to train on.")
     dataset_revision: str | None = key(None, "Commit, tag or branch of a hub data set.")
-    data_dir: str | None = key(None, "Local file or directory with the columns of `dataset`, instead of the hub.")
+    data_dir: str | None = key(None, "Local file or directory with the columns of `dataset_name`, instead of the hub.")
     question_column: str | None = key(None, "Column of the question, for a data set of your own; with response_column.")
     response_column: str | None = key(None, "Column of the response, likewise.")
     prompt: str = key(
@@ -122,11 +121,11 @@ def find_source(where: DataSettings) -> Source | None:
         raise ValueError("question_column and response_column name two columns together; one of them is missing.")
     if question is not None and response is not None:
         read: Reader = lambda row, _: (field_of(row, question), field_of(row, response))  # noqa: E731
-        base = SOURCES.get(where.dataset or "", PAIRS)
+        base = SOURCES.get(where.dataset_name or "", PAIRS)
         return replace(base, columns={"full": (question, response)}, read=read)
-    if where.dataset in SOURCES:
-        return SOURCES[where.dataset]
-    return PAIRS if curated_form(where.dataset) == PAIRS.name else None
+    if where.dataset_name in SOURCES:
+        return SOURCES[where.dataset_name]
+    return PAIRS if curated_form(where.dataset_name) == PAIRS.name else None
 
 
 def curated_form(dataset: str | None) -> str | None:

@@ -42,14 +42,14 @@ def curate_recipe(method: str, name: str | None, given: Namespace, words: Sequen
 def curate_job(job: Job, method: str, wanted: Mapping[str, Any], out: Path, options: Options) -> dict[str, Any]:
     """Give a method the rows that training would have seen, as they are stored; the manifest of what it made."""
     settings = job.settings
-    if world := WORLDS.get(settings.dataset or ""):
+    if world := WORLDS.get(settings.dataset_name or ""):
         options = replace(options, gold=options.gold or world["gold"], verifier=options.verifier or world["verifier"])
     # Training would refuse `prompt` for a data set that TRL renders; here it may be how a text column is asked.
     loaded = settings if find_source(settings) else replace(settings, prompt=RecipeSettings.prompt)
     chosen = job.load(loaded, to_train=False).manifest["row_ids"][: options.limit]
 
     def other(dataset: str) -> tuple[Dataset, RecipeSettings]:
-        there = replace(settings, dataset=dataset, data_dir=None)
+        there = replace(settings, dataset_name=dataset, data_dir=None)
         return job.stored_rows(there), there
 
     rows, by = job.stored_rows(settings).select(chosen), partial(train, job)
@@ -59,7 +59,7 @@ def curate_job(job: Job, method: str, wanted: Mapping[str, Any], out: Path, opti
 
 def train(job: Job, rows: Path, start: str, out: Path) -> None:
     values = {key: value for key, value in job.recipe.values.items() if key not in {"curate", *ORIGIN}}
-    values = {"target": "sft", **values, "dataset": str(rows), "model_name_or_path": start}
+    values = {"target": "sft", **values, "dataset_name": str(rows), "model_name_or_path": start}
     trainer = configure(replace(job.recipe, values=values, output_dir=str(out))).trainer()
     trainer.train()
     trainer.save_model(str(out))
@@ -74,5 +74,5 @@ def curated_settings(job: Job) -> RecipeSettings:
     out = Path(wanted.pop("out", None) or Path(str(job.args.output_dir), "curated"))
     options = Options.of({item.name: wanted.pop(item.name) for item in fields(Options) if item.name in wanted})
     curate_job(job, wanted.pop("method"), wanted, out, options)
-    origin: dict[str, Any] = {"dataset": str(out), **dict.fromkeys(ORIGIN, None), "dataset_split": "train"}
+    origin: dict[str, Any] = {"dataset_name": str(out), **dict.fromkeys(ORIGIN, None), "dataset_train_split": "train"}
     return replace(job.settings, **origin, curate=None)

@@ -86,10 +86,10 @@ class Job:
 
     def stored_rows(self, settings: RecipeSettings) -> Dataset:
         """The rows as they are stored, before anything is made of them; a world's are made from the seed."""
-        world = WORLDS.get(settings.dataset or "")
+        world = WORLDS.get(settings.dataset_name or "")
         if world is None or settings.data_dir is not None:
             return read_rows(settings)
-        one_of("dataset_split", settings.dataset_split, ["train"])
+        one_of("dataset_train_split", settings.dataset_train_split, ["train"])
         return resolve_name(world["rows"])(self.args.seed)
 
     @property
@@ -117,9 +117,9 @@ class Job:
 
     def trainer(self, rows: Dataset | None = None, **kwargs: Any) -> TargetSFTTrainer:
         """The trainer, of all rows or of these; making it builds or completes the teacher's cache, on all processes."""
-        held_out, split = None, self.settings.eval_split
+        held_out, split = None, self.settings.dataset_test_split
         if split is not None:  # prepared in the same way, all of it
-            held_out = self.load(replace(self.settings, dataset_split=split, sample_rows=None)).dataset
+            held_out = self.load(replace(self.settings, dataset_train_split=split, sample_rows=None)).dataset
         return TargetSFTTrainer(
             model=self.student,
             args=self.args,
@@ -167,7 +167,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
         wanted = values.get("per_device_train_batch_size", DEFAULT_BATCH)
         batch, accumulation = split_batch(settings.global_batch_size, wanted, processes)
         values |= {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
-    world = WORLDS.get(settings.dataset or "")
+    world = WORLDS.get(settings.dataset_name or "")
     if world is not None and model.model_name_or_path is None:
         base, teacher = resolve_name(world["models"])(values.setdefault("seed", 0))
         model.model_name_or_path = str(base)

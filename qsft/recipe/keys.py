@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Where rows come from and which of them: said about one data set, so another one starts from the defaults.
 ORIGIN = (
     "data_dir", "response", "question_column", "response_column", "sample_rows", "dataset_config", "dataset_revision",
-    "dataset_split",
+    "dataset_train_split",
 )  # fmt: skip
 OPTION = re.compile(r"^--[\w-]+")
 
@@ -36,9 +36,7 @@ class RecipeSettings(DataSettings):
         "Sequences per optimiser step over all processes. per_device_train_batch_size becomes at most the share of one "
         "process, gradient_accumulation_steps the rest; rows are cut to a multiple of it.",
     )
-    eval_split: str | None = key(
-        None, "Split to report the loss on (with eval_strategy).", aliases=["--dataset_test_split"]
-    )
+    dataset_test_split: str | None = key(None, "Split to report the loss on (with eval_strategy).")
     eval_tasks: str | None = key(None, "What `qsft eval RECIPE` measures: math, medical, or names of tasks.")
     eval_protocol: str | None = key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math or avg16.")
     target_protocols: dict[str, str] | None = key(  # noqa: RUF009

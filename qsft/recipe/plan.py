@@ -86,7 +86,7 @@ def survey(job: Job) -> Corpus:
     try:
         dataset = job.data.dataset
     except OSError:
-        source = SOURCES.get(job.settings.dataset or "")
+        source = SOURCES.get(job.settings.dataset_name or "")
         if source is None or limit is None:
             raise
         rows = (job.settings.sample_rows or source.rows) // job.rows_per_step * job.rows_per_step

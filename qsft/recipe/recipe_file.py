@@ -61,7 +61,7 @@ def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) 
     given, inner = read_overrides(overrides)
     # What the file says about its target or its data set is void where the command line names another one.
     replaced = {key for key, value in given.items() if value != values.get(key)}
-    said = {"target": ("target_kwargs",), "dataset": ORIGIN if "dataset" in values else ()}
+    said = {"target": ("target_kwargs",), "dataset_name": ORIGIN if "dataset_name" in values else ()}
     void = [key for about, some in said.items() if about in replaced for key in some if key in values]
     set_aside = {key: values.pop(key) for key in void}
     values |= given

@@ -180,7 +180,7 @@ def next_steps(job: Job) -> str:
     """Where the model is and how to measure it, by the tasks and the protocol of its recipe where it has them."""
     place = shown(job.recipe.output_dir)
     what, words = "Evaluate it", ["eval", place, *([] if job.settings.eval_tasks else ["--tasks", "math"])]
-    if job.settings.dataset in WORLDS:  # it speaks of nothing that a task could ask
+    if job.settings.dataset_name in WORLDS:  # it speaks of nothing that a task could ask
         what, words = "See how it trained", ["explore", "run", place]
     return f"\nThe model is in {place}. {what} with\n  {shlex.join(['qsft', *words])}"
 

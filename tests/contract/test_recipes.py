@@ -75,7 +75,7 @@ def test_a_recipe_is_the_papers_configuration(name):
     values = read_recipe(RECIPES / f"{name}.yaml").values
     student, teacher = SETTINGS[name]
     assert (values["model_name_or_path"], values["teacher_model_name_or_path"]) == (student, teacher)
-    assert values["dataset"] == name.split("_")[0]
+    assert values["dataset_name"] == name.split("_")[0]
     assert {key: values[key] for key in PAPER} == PAPER
 
 

@@ -60,7 +60,7 @@ def curate(here, clock_directory):
 
     def run(method, *words, verifier="checks:is_right", data="rows.jsonl"):
         checked = ("--verifier", verifier) if verifier else ()
-        words = ("curate", method, "--dataset", data, "--model", clock_directory, *checked, *ON_CPU, *words)
+        words = ("curate", method, "--dataset_name", data, "--model", clock_directory, *checked, *ON_CPU, *words)
         return main([str(word) for word in words])
 
     return run
@@ -96,7 +96,16 @@ def started(here, clock_directory):
     """`qsft curate rft` in a process of its own, whose verifier takes its time."""
 
     def start(*words):
-        words = ("rft", "--dataset", "rows.jsonl", "--model", clock_directory, "--verifier", "checks:slowly", *words)
+        words = (
+            "rft",
+            "--dataset_name",
+            "rows.jsonl",
+            "--model",
+            clock_directory,
+            "--verifier",
+            "checks:slowly",
+            *words,
+        )
         command, quiet = [sys.executable, "-m", "qsft", "curate", *map(str, words)], subprocess.DEVNULL
         return subprocess.Popen(command, stdout=quiet, stderr=quiet, cwd=here, env={**os.environ, "PAUSE": "0.05"})
 
@@ -147,7 +156,7 @@ def test_two_processes_equal_one(method, curate, here, clock_directory):
     # Not torchrun: it takes a lone `--n` for an abbreviation of its own options.
     launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(CPU_CONFIG)]
     launcher += ["--main_process_port", "0"]  # any that is free: two launches at a time would both take 29500
-    words = ["curate", method, "--dataset", "rows.jsonl", "--model", str(clock_directory), "--out", "two"]
+    words = ["curate", method, "--dataset_name", "rows.jsonl", "--model", str(clock_directory), "--out", "two"]
     words += ["--verifier", "checks:is_right", *settings, *ON_CPU]
     # The environment as it is: another PYTHONPATH would compare this checkout with the one that is installed.
     done = subprocess.run([*launcher, "-m", "qsft", *words], cwd=here, capture_output=True, text=True, check=False)
@@ -190,7 +199,7 @@ def test_self_distillation_and_grape_over_data_sets(curate, here):
 def test_a_recipe_with_the_key_trains_on_curated_rows(here, clock_directory, clock_tokenizer):
     recipe = {
         "model_name_or_path": str(clock_directory),
-        "dataset": "rows.jsonl",
+        "dataset_name": "rows.jsonl",
         "curate": {
             "method": "rft",
             "num_samples": 2,
@@ -208,7 +217,7 @@ def test_a_recipe_with_the_key_trains_on_curated_rows(here, clock_directory, clo
     assert main(["train", "mine.yaml", *TRAINING]) == 0
     assert {row["curated"] for row in rows_of(here / "run" / "curated")} == {"sample"}
     manifest = json.loads((here / "run" / "data_manifest.json").read_text(encoding="utf-8"))
-    assert manifest["dataset"] == "run/curated"
+    assert manifest["dataset_name"] == "run/curated"
     assert manifest["rows"]["read"] == len(rows_of(here / "run" / "curated"))
 
 
@@ -253,7 +262,7 @@ def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_to
     words = ("--data_dir", "pairs.jsonl") if source == "numina" else ()
     data = "numina" if source == "numina" else "pairs.jsonl"
     assert curate("rft", "--out", "rft", "--num_samples", "2", *BRIEF, *words, data=data, verifier=None) == 0
-    data = load_training_data(DataSettings(dataset="rft"), clock_tokenizer).dataset
+    data = load_training_data(DataSettings(dataset_name="rft"), clock_tokenizer).dataset
     first = data[0]
     assert clock_tokenizer.decode(first["input_ids"]) == "<|bos|> 0 + 0 ? first 0 + 0 = 0 so \\boxed{0} <|eos|>"
     assert [label for label in first["labels"] if label != -100] == first["input_ids"][5:]

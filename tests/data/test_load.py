@@ -15,7 +15,7 @@ from qsft.targets.view import IGNORED
 def load(tokenizer, path, name, **options):
     keys = ("max_length", "multiple_of")
     arguments = {key: options.pop(key) for key in keys if key in options}
-    return load_training_data(DataSettings(dataset=name, data_dir=path, **options), tokenizer, **arguments)
+    return load_training_data(DataSettings(dataset_name=name, data_dir=path, **options), tokenizer, **arguments)
 
 
 @pytest.mark.parametrize("name", ["numina", "openr1", "m23k"])
@@ -85,7 +85,7 @@ def test_rows_without_a_label_within_max_length_are_dropped(rows_file, tiny_toke
 @given(multiple=st.integers(1, 12))
 def test_rows_are_cut_to_a_multiple_of_the_global_batch(multiple, tiny_tokenizer):
     rows = datasets.Dataset.from_dict({"text": [f"w{i}" for i in range(12)]})
-    data = load_training_data(DataSettings(dataset="mine"), tiny_tokenizer, multiple_of=multiple, rows=rows)
+    data = load_training_data(DataSettings(dataset_name="mine"), tiny_tokenizer, multiple_of=multiple, rows=rows)
     assert len(data.dataset) == 12 // multiple * multiple
     assert data.manifest["rows"]["beyond the last whole batch"] == 12 % multiple
 
@@ -128,19 +128,19 @@ def test_other_data_sets_pass_through_untouched(tiny_tokenizer, tmp_path):
     rows = [{"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]} for _ in range(3)]
     path = tmp_path / "chat.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = load_training_data(DataSettings(dataset=str(path)), tiny_tokenizer)
+    data = load_training_data(DataSettings(dataset_name=str(path)), tiny_tokenizer)
     assert data.dataset.to_list() == rows
 
 
 def test_own_columns_are_read_as_the_papers_sets_are(rows_file, tiny_tokenizer, tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"q": "w1 ?", "facts": {"a": "w2"}}\n{"q": "w3 ?", "facts": {"a": ""}}\n')
-    settings = DataSettings(dataset=str(path), question_column="q", response_column="facts.a", max_row_tokens=9)
+    settings = DataSettings(dataset_name=str(path), question_column="q", response_column="facts.a", max_row_tokens=9)
     data = load_training_data(settings, tiny_tokenizer, text_column="text")
     assert tiny_tokenizer.decode(data.dataset[0]["input_ids"]) == "<|user|> w1 ? <|assistant|> w2 <|eos|>"
     assert data.manifest["rows"]["without a demonstration"] == 1
     with pytest.raises(ValueError, match="one of them is missing"):
-        load_training_data(DataSettings(dataset=str(path), question_column="q"), tiny_tokenizer)
+        load_training_data(DataSettings(dataset_name=str(path), question_column="q"), tiny_tokenizer)
 
 
 def test_columns_in_no_form_are_refused_with_the_forms_there_are(tiny_tokenizer, tmp_path):
@@ -148,8 +148,8 @@ def test_columns_in_no_form_are_refused_with_the_forms_there_are(tiny_tokenizer,
     path.write_text('{"q": "w1 ?", "a": "w2"}\n')
     for said in ({}, {"prompt": "boxed", "max_row_tokens": 9}):  # what a recipe of another data set goes on saying
         with pytest.raises(ValueError, match=r"columns q, a.*messages; prompt and completion; text .*--data_dir FILE"):
-            load_training_data(DataSettings(dataset=str(path), **said), tiny_tokenizer, text_column="text")
-    assert len(load_training_data(DataSettings(dataset=str(path)), tiny_tokenizer, text_column="q").dataset) == 1
+            load_training_data(DataSettings(dataset_name=str(path), **said), tiny_tokenizer, text_column="text")
+    assert len(load_training_data(DataSettings(dataset_name=str(path)), tiny_tokenizer, text_column="q").dataset) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,25 +159,25 @@ def test_columns_in_no_form_are_refused_with_the_forms_there_are(tiny_tokenizer,
 )
 def test_settings_that_would_do_nothing_are_refused(key, value, tiny_tokenizer, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"text": "w1"}\n')
-    settings = DataSettings(dataset=str(tmp_path / "mine.jsonl"), **{key: value})
-    with pytest.raises(ValueError, match=f"{key}={value!r} would do nothing"):
+    settings = DataSettings(dataset_name=str(tmp_path / "mine.jsonl"), **{key: value})
+    with pytest.raises(ValueError, match=f"{key}={value!r} has no effect"):
         load_training_data(settings, tiny_tokenizer)
 
 
 def test_a_curated_directory_may_be_given_the_settings_of_its_source(tiny_tokenizer, tmp_path):
     datasets.Dataset.from_dict({"text": ["w1"]}).save_to_disk(tmp_path)
     (tmp_path / "manifest.json").write_text('{"form": "text"}')
-    settings = DataSettings(dataset=str(tmp_path), prompt="boxed", max_row_tokens=9)
+    settings = DataSettings(dataset_name=str(tmp_path), prompt="boxed", max_row_tokens=9)
     assert load_training_data(settings, tiny_tokenizer).manifest["rows"]["used"] == 1
 
 
 def test_one_file_is_the_training_split_and_no_other(rows_file, tiny_tokenizer, tmp_path):
     path = rows_file("numina")
     with pytest.raises(ValueError, match=r"has no split 'test'.* such as train.jsonl and test.jsonl"):
-        load(tiny_tokenizer, path, "numina", dataset_split="test")
+        load(tiny_tokenizer, path, "numina", dataset_train_split="test")
     datasets.load_dataset("json", data_files=path, split="train").save_to_disk(tmp_path / "stored")
     with pytest.raises(ValueError, match="has no split 'test'"):
-        load(tiny_tokenizer, str(tmp_path / "stored"), "numina", dataset_split="test")
+        load(tiny_tokenizer, str(tmp_path / "stored"), "numina", dataset_train_split="test")
 
 
 def test_a_missing_column_names_the_columns_found(rows_file, tiny_tokenizer):
@@ -190,11 +190,11 @@ def test_a_missing_column_names_the_columns_found(rows_file, tiny_tokenizer):
 
 def test_what_cannot_be_loaded_says_what_would(tiny_tokenizer, tmp_path):
     with pytest.raises(OSError, match=r"gaotang/numina-cot-subset-67k.* --data_dir"):
-        load_training_data(DataSettings(dataset="numina"), tiny_tokenizer)
+        load_training_data(DataSettings(dataset_name="numina"), tiny_tokenizer)
     with pytest.raises(OSError, match="Did you mean 'numina'"):
-        load_training_data(DataSettings(dataset="numia"), tiny_tokenizer)
+        load_training_data(DataSettings(dataset_name="numia"), tiny_tokenizer)
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        load_training_data(DataSettings(dataset="numina", data_dir=str(tmp_path / "no")), tiny_tokenizer)
+        load_training_data(DataSettings(dataset_name="numina", data_dir=str(tmp_path / "no")), tiny_tokenizer)
     with pytest.raises(ValueError, match="numina, openr1, m23k"):
         load_training_data(DataSettings(), tiny_tokenizer)
 

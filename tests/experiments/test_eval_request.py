@@ -79,7 +79,7 @@ def test_the_record_says_target_and_values(run):
         "target_sft",
         {"eta": 0.2},
     )
-    assert record["values"]["dataset"] == "numina"
+    assert record["values"]["dataset_name"] == "numina"
 
 
 def test_the_student_of_a_world_is_recorded_so_that_report_and_compare_know_its_base(tmp_path, monkeypatch):

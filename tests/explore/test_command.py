@@ -54,7 +54,7 @@ def recipe(tmp_path, models):
     lines = {
         "model_name_or_path": str(models / "student"),
         "teacher_model_name_or_path": str(teacher),
-        "dataset": str(data),
+        "dataset_name": str(data),
         "output_dir": str(tmp_path / "out"),
         "teacher_cache": str(tmp_path / "cache"),
         "teacher_top_k": 8,

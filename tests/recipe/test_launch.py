@@ -120,7 +120,7 @@ def test_of_several_processes_one_describes_the_run(tiny_run, monkeypatch, capsy
 
 def test_a_run_without_a_recipe(tiny_run):
     tiny = tiny_run("numina")
-    words = [*tiny.words, "--dataset", "numina", "--target", "dft", "--max_steps", "1"]
+    words = [*tiny.words, "--dataset_name", "numina", "--target", "dft", "--max_steps", "1"]
     train(read_recipe(None, words))
     assert (tiny.folder / "run" / "model.safetensors").exists()
 
@@ -128,7 +128,7 @@ def test_a_run_without_a_recipe(tiny_run):
 def test_the_command_takes_a_recipe_or_options_alone(tiny_run, capsys):
     words = [*tiny_run("numina").words, "--dry_run"]
     assert main(["train", "numina_qwen_math_1p5b", *words]) == 0
-    assert main(["train", "--target", "sft", "--dataset", "numina", *words]) == 0
+    assert main(["train", "--target", "sft", "--dataset_name", "numina", *words]) == 0
     assert capsys.readouterr().out.count("Nothing was trained") == 2
     assert main(["train", "--taget", "sft"]) == 2
     assert "Did you mean 'target'" in capsys.readouterr().err
@@ -139,7 +139,7 @@ def test_the_command_takes_a_recipe_or_options_alone(tiny_run, capsys):
 
 
 def test_an_evaluation_on_the_training_rows_is_refused(tiny_run, capsys):
-    words = [*tiny_run("numina").words, "--eval_split", "test", "--eval_strategy", "steps", "--target", "sft"]
+    words = [*tiny_run("numina").words, "--dataset_test_split", "test", "--eval_strategy", "steps", "--target", "sft"]
     assert main(["train", "numina_qwen_math_1p5b", *words]) == 2
     assert "has no split 'test'" in capsys.readouterr().err
 
@@ -149,7 +149,7 @@ def test_a_model_that_is_nowhere_is_named(tiny_run, capsys):
     assert main(["train", "numina_qwen_math_1p5b", *words]) == 2
     said = capsys.readouterr().err
     assert "there is no model 'Qwen/Qwen2.5-Math-1.5B'" in said
-    assert "--model_name_or_path DIR" in said
+    assert "Check the path or id" in said
 
 
 def test_every_key_has_help(capsys):

@@ -49,7 +49,7 @@ def test_packed_rows_are_planned_at_their_full_length(tiny_run):
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 def test_a_cache_of_unknown_size_is_told_by_its_row(encoding, tiny_run, tmp_path, capsys):
     (tmp_path / "mine.jsonl").write_text('{"text": "w1 w2"}\n' * 16)
-    words = ["--dataset", str(tmp_path / "mine.jsonl"), "--data_dir", "null", "--teacher_cache_encoding", encoding]
+    words = ["--dataset_name", str(tmp_path / "mine.jsonl"), "--data_dir", "null", "--teacher_cache_encoding", encoding]
     assert main(["plan", "numina_qwen_math_1p5b", *tiny_run("numina").words, *words]) == 0
     assert f"about {bytes_per_label_token(encoding, 64, 320):.0f} bytes per label token" in capsys.readouterr().out
 
@@ -58,7 +58,7 @@ def test_a_model_that_is_nowhere_is_named(capsys):
     assert main(["plan", "numina_qwen_math_1p5b", "--model_name_or_path", "Qwen/Nosuch"]) == 2
     said = capsys.readouterr().err
     assert "there is no model 'Qwen/Nosuch'" in said
-    assert "--model_name_or_path DIR" in said
+    assert "Check the path or id" in said
 
 
 # Parameters in millions, as the models' cards say.
@@ -83,7 +83,7 @@ def test_known_shapes_have_the_parameters_of_the_models(model):
 def test_every_student_of_the_paper_is_known():
     papers = [read_recipe(file) for file in packaged_recipes() if file.stem != "demo"]
     assert {recipe.values["model_name_or_path"] for recipe in papers} == set(SHAPES)
-    assert {recipe.values["dataset"] for recipe in papers} == set(LABEL_TOKENS)
+    assert {recipe.values["dataset_name"] for recipe in papers} == set(LABEL_TOKENS)
 
 
 STEPS = {"openr1": 58, "numina": 264, "m23k": 91}

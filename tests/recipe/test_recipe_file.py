@@ -22,13 +22,13 @@ def recipe_file(tmp_path):
 
 
 def test_values_and_defaults(recipe_file):
-    path = recipe_file('learning_rate: 5.0e-5\ntarget_kwargs: {"eta": 0.5}\ndataset: "numina"\nuse_peft: True\n')
+    path = recipe_file('learning_rate: 5.0e-5\ntarget_kwargs: {"eta": 0.5}\ndataset_name: "numina"\nuse_peft: True\n')
     recipe = read_recipe(path)
     assert recipe.name == "mine"
     assert recipe.values == {
         "learning_rate": 5e-5,
         "target_kwargs": {"eta": 0.5},
-        "dataset": "numina",
+        "dataset_name": "numina",
         "use_peft": True,
     }
     assert recipe.settings.sample_seed == 42
@@ -75,7 +75,7 @@ def test_nested_files_are_flattened(recipe_file):
         ("# x\noutput_dir: a\noutput_dir: b", r"mine.yaml:4: output_dir is already set at .*mine.yaml:3"),
         ("warmup_steps: (1, 2)", r"mine.yaml:2: warmup_steps: invalid float value: '\(1, 2\)'"),
         ("seed:", r"mine.yaml:2: seed: null is not possible here: leave the key out"),
-        ("dataset_split: None", r"mine.yaml:2: dataset_split: null is not possible here"),
+        ("dataset_train_split: None", r"mine.yaml:2: dataset_train_split: null is not possible here"),
         ("a: [1", r"mine.yaml:.*not YAML"),
     ],
 )
@@ -103,8 +103,8 @@ def test_errors_name_file_and_line(line, message, recipe_file):
         (["--report_to", "tensorboard", "wandb"], {"report_to": ["tensorboard", "wandb"]}),
         (["--no_gradient_checkpointing"], {"gradient_checkpointing": False}),
         (["--bf16"], {"bf16": True}),
-        (["--dataset_name", "some/set"], {"dataset": "some/set"}),
-        (["--dataset-name=some/set", "--dataset_test_split", "x"], {"dataset": "some/set", "eval_split": "x"}),
+        (["--dataset_name", "some/set"], {"dataset_name": "some/set"}),
+        (["--dataset-name=some/set", "--max_steps", "1"], {"dataset_name": "some/set", "max_steps": 1}),
         (["--output_dir", "1"], {"output_dir": "1"}),
         (["--save_steps", "0.5"], {"save_steps": 0.5}),
     ],
@@ -138,11 +138,11 @@ def test_the_papers_exception_of_the_protocol_is_for_kd_and_target_sft(words, pr
 
 
 def test_another_data_set_starts_from_its_own_defaults(recipe_file):
-    path = recipe_file("dataset: openr1\nsample_rows: 9\ndata_dir: here\nprompt: boxed\n")
+    path = recipe_file("dataset_name: openr1\nsample_rows: 9\ndata_dir: here\nprompt: boxed\n")
     recipe = read_recipe(path, ["--dataset_name", "other", "--data_dir", "there"])
-    assert recipe.values == {"dataset": "other", "data_dir": "there", "prompt": "boxed"}
+    assert recipe.values == {"dataset_name": "other", "data_dir": "there", "prompt": "boxed"}
     assert recipe.set_aside == {"sample_rows": 9, "data_dir": "here"}
-    assert read_recipe(path, ["--dataset", "openr1"]).settings.sample_rows == 9
+    assert read_recipe(path, ["--dataset_name", "openr1"]).settings.sample_rows == 9
 
 
 @pytest.mark.parametrize(

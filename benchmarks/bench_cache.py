@@ -154,7 +154,7 @@ def capture_parts(rounds: int, count: int, longest: int) -> dict[str, dict[str, 
     The forward is the least a capture must do; what it does once (identity, check of the head) is left out.
     """
     data, model, words, table = documents(count, longest), teacher(), tokenizer(), {}
-    parts = {"top-k": (log_probs, "_best"), "padding": (capture_plan, "pad_documents")}
+    parts = {"top-k": (log_probs, "_top_k_log_probs"), "padding": (capture_plan, "pad_documents")}
     parts |= {"encoding": (ShardWriter, "_add"), "writing": (ShardWriter, "_publish")}
     for encoding in ENCODINGS:
         shares = []

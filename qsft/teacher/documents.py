@@ -165,6 +165,26 @@ class Documents(Sequence[Document]):
         return np.stack([buffer, np.cumsum(lengths) - lengths, lengths], axis=1)
 
 
+def check_token_ids(documents: Documents, vocab_size: int, shared_ids: int | None = None) -> None:
+    """Raise ValueError if a document holds a token that the teacher does not know.
+
+    Args:
+        vocab_size: vocabulary entries of the teacher's head.
+        shared_ids: the number of ids, from 0 on, that the teacher's tokenizer shares with the one of the data.
+    """
+    low, high = documents.overview.id_range
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"the data set holds the token id {low if low < 0 else high}, but the teacher's vocabulary has "
+            f"{vocab_size} entries (0 to {vocab_size - 1}). Tokenize the data with the teacher's tokenizer."
+        )
+    if shared_ids is not None and high >= shared_ids:
+        raise ValueError(
+            f"the data set uses the token id {high}, which was added to its tokenizer: the teacher's tokenizer ends at "
+            f"{shared_ids - 1}. An added token may pad a batch, but must not occur in a document."
+        )
+
+
 def split(row: Mapping[str, Any]) -> list[Document]:
     """The documents of one prepared row. Without labels every token is one, as in TRL's collator."""
     input_ids = np.asarray(row["input_ids"])

@@ -14,75 +14,88 @@ from qsft.losses.head import Head, base_causal_lm, label_states, output_head
 from qsft.losses.matmuls import tokens_per_chunk
 from qsft.targets.view import Full, TopK
 
-STRIPES = 16  # top_k looks at the maxima over this many logits first
-WIDENED_ROWS = 8192  # rows of a bf16 head that are float32 at a time on a CPU
+STRIPES = 16  # top_k first looks at the maxima over this many logits
+WIDENED_ENTRIES = 8192  # entries of a bf16 head that are converted to float32 at a time on a CPU
 CHECKED_TOKENS = 8
 
 
 @torch.no_grad()
 def teacher_log_probs(model: nn.Module, k: int | None, **batch: Any) -> TopK | Full:
-    """The teacher at every label position of `batch` (see `predicting_states`), row after row.
+    """Return the teacher's log-probs at every label position of `batch`, sequence after sequence.
 
-    Its k likeliest tokens, or with k = None all of them; log-probs are float32, normalised over the full vocabulary at
-    temperature 1.
+    The k likeliest tokens of a position, or all of them with k = None. Log-probs are float32, normalized over the full
+    vocabulary at temperature 1. `batch` holds the arguments of `predicting_states`.
     """
     hidden, labels = predicting_states(model, **batch)
-    tiles = ((tile, labels[rows]) for rows, tile in logit_tiles(model, hidden))
+    tiles = ((tile, labels[positions]) for positions, tile in logit_tiles(model, hidden))
     if k is None:
-        return Full(*map(torch.cat, zip(*(_everything(*pair) for pair in tiles))))
-    return TopK(*map(torch.cat, zip(*(_best(*pair, k) for pair in tiles))))
+        columns = zip(*(_all_log_probs(tile, tile_labels) for tile, tile_labels in tiles))
+        return Full(*map(torch.cat, columns))
+    columns = zip(*(_top_k_log_probs(tile, tile_labels, k) for tile, tile_labels in tiles))
+    return TopK(*map(torch.cat, columns))
 
 
 @torch.no_grad()
 def check_teacher_head(model: nn.Module, **inputs: Tensor | None) -> None:
-    """ValueError unless our rows are those of the model's own logits, on the first tokens of the batch's first row.
+    """Raise ValueError unless our log-probs are those of the model's own logits, on the first tokens of a batch.
 
-    Architectures scale, cap or transform their logits in their own ways; a teacher whose way is not known would give
-    wrong rows silently.
+    Architectures scale, cap or transform their logits in their own ways; an unknown way would give wrong log-probs
+    silently.
     """
-    few = {name: value[:1, :CHECKED_TOKENS] for name, value in inputs.items() if value is not None}
-    if few["input_ids"].shape[1] < 2:
+    first_tokens = {name: value[:1, :CHECKED_TOKENS] for name, value in inputs.items() if value is not None}
+    input_ids = first_tokens["input_ids"]
+    if input_ids.shape[1] < 2:
         return
-    with torch.autocast(
-        few["input_ids"].device.type, enabled=False
-    ):  # it would round the model's own product, not ours
-        ours: Any = teacher_log_probs(model, None, **few, labels=few["input_ids"])
-        logits = own_logits(model, few)[:-1].to(ours.logps.device)
-    if not _agree(logits, ours.logps, torch.finfo(next(model.parameters()).dtype).eps):
+    name = type(base_causal_lm(model)).__name__
+    with torch.autocast(input_ids.device.type, enabled=False):  # autocast would round the model's product, not ours
+        ours: Any = teacher_log_probs(model, None, **first_tokens, labels=input_ids)
+        logits = own_logits(model, first_tokens)[:-1].to(ours.logps.device)
+    if torch.isnan(logits).any():
         raise ValueError(
-            f"qsft does not know how {type(base_causal_lm(model)).__name__} turns hidden states into logits: its own "
-            "logits differ from the product of its last states and its head. Such a teacher would give wrong rows, so "
-            "it is refused; report the model and the version of transformers."
+            f"the teacher {name} returned NaN for the first tokens of the data. Its weights may be damaged, or its "
+            "dtype too narrow: try float32 or bfloat16."
+        )
+    if not _agree(logits, ours.logps, torch.finfo(output_head(model).weight.dtype).eps):
+        raise ValueError(
+            f"qsft does not know how {name} turns hidden states into logits: its own logits differ from the product of "
+            "its last states and its head, so its log-probs would be wrong. Use another teacher, and report the model "
+            "and the version of transformers."
         )
 
 
 def own_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Float[Tensor, "T V"]:
-    """The float32 logits of the batch's one row, from the model's own forward."""
+    """The float32 logits of a batch of one sequence, from the model's own forward."""
     outputs: Any = base_causal_lm(model)(**inputs, use_cache=False)
     return outputs.logits[0].float()  # type: ignore[no-any-return]
 
 
-def _agree(logits: Float[Tensor, "n V"], logps: Float[Tensor, "n W"], epsilon: float) -> bool:
-    """Whether `logps` are those of `logits`, up to 1e-3 of how much these vary over the vocabulary.
+def head_size(model: nn.Module) -> int:
+    """The number of vocabulary entries of the model's head."""
+    causal_lm: Any = base_causal_lm(model)
+    return len(causal_lm.get_output_embeddings().weight)
 
-    bf16 and fp16 models round their own logits (by `epsilon`), not ours: so much more may differ.
+
+def _agree(logits: Float[Tensor, "n V"], logps: Float[Tensor, "n W"], epsilon: float) -> bool:
+    """Whether `logps` are those of `logits`, up to 1e-3 of how much the logits vary over the vocabulary.
+
+    bf16 and fp16 models round their own logits (by `epsilon`), not ours, so there the difference may be larger.
     """
     possible = logits > -torch.inf
     if logits.shape != logps.shape or not torch.equal(possible, logps > -torch.inf):
         return False
-    gap = torch.where(possible, logits.log_softmax(dim=-1) - logps, 0.0).norm()
+    difference = torch.where(possible, logits.log_softmax(dim=-1) - logps, 0.0).norm()
     logits = torch.where(possible, logits, 0.0)
     spread = (logits - logits.mean(dim=-1, keepdim=True)).norm()
-    return bool(gap <= 1e-3 * spread + 4 * epsilon * logits.norm())
+    return bool(difference <= 1e-3 * spread + 4 * epsilon * logits.norm())
 
 
 def predicting_states(
     model: nn.Module, labels: Int[Tensor, "B T"], **inputs: Int[Tensor, "B T"] | int | None
 ) -> tuple[Float[Tensor, "N H"], Int[Tensor, " N"]]:
-    """The hidden states that predict a label, and those labels: the state at t−1 predicts token t.
+    """Return the hidden states that predict a label, and those labels: the state at t−1 predicts token t.
 
-    inputs   input_ids, and where there are any attention_mask and position_ids (not every backbone takes both) and
-             label_count
+    Args:
+        inputs: input_ids; attention_mask, position_ids (not every backbone takes both) and label_count where given.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     causal_lm: Any = base_causal_lm(model)
@@ -93,9 +106,9 @@ def predicting_states(
 
 
 def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tuple[slice, Float[Tensor, "n V"]]]:
-    """The float32 logits of all states, some rows at a time, in one tile that the next rows overwrite.
+    """Yield the float32 logits of all states, some states at a time, in one tile that the next ones overwrite.
 
-    No states at all give one empty tile.
+    No states give one empty tile.
     """
     head = output_head(model)
     chunk = max(1, tokens_per_chunk(len(hidden), len(head.weight), torch.float32))
@@ -106,22 +119,22 @@ def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tupl
 
 
 def _project(states: Tensor, head: Head, out: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
-    """The logits in float32; on a CPU, which would round products of bf16, a piece of the head is widened at a time."""
+    """The logits in float32. A CPU would round products of bf16, so there a part of the head is widened at a time."""
     if states.device.type != "cpu" or states.dtype == torch.float32:
         return head.projection(states, head.weight, head.bias, out)
     wide = states.float()
-    for start in range(0, len(head.weight), WIDENED_ROWS):
-        rows = slice(start, start + WIDENED_ROWS)
-        bias = None if head.bias is None else head.bias[rows].float()
-        head.projection(wide, head.weight[rows].float(), bias, out[:, rows])
+    for start in range(0, len(head.weight), WIDENED_ENTRIES):
+        entries = slice(start, start + WIDENED_ENTRIES)
+        bias = None if head.bias is None else head.bias[entries].float()
+        head.projection(wide, head.weight[entries].float(), bias, out[:, entries])
     return out
 
 
 def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
     """The k largest logits and their ids, as `torch.topk`, in a fraction of its time for a large vocabulary.
 
-    Laid out in STRIPES lines, the k largest lie in the k columns with the largest maxima, found in the same way: only
-    those are sorted, and the few logits beyond the last whole column.
+    Arranged in STRIPES lines, the k largest logits lie in the k columns with the largest maxima, which are found in the
+    same way. Only those columns are sorted, and the few logits beyond the last complete column.
     """
     n, size = logits.shape
     if size < 4 * k * STRIPES:
@@ -135,10 +148,12 @@ def top_k(logits: Float[Tensor, "n V"], k: int) -> tuple[Float[Tensor, "n k"], I
     return best.values, ids.gather(1, best.indices)
 
 
-def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ids, log-probs, the label's log-prob and the log of what is left, of one tile, which is overwritten.
+def _top_k_log_probs(
+    tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ids, log-probs, the label's log-prob and the log of the tail mass, of one tile, which is overwritten.
 
-    The tail is summed with the slots masked out: 1 − Σp would lose it to rounding where it is small.
+    The tail is summed with the slots masked out: 1 − Σp would lose a small tail to rounding.
     """
     values, ids = top_k(tile, min(k, tile.shape[-1]))
     label = tile.gather(-1, labels[:, None])
@@ -148,6 +163,6 @@ def _best(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"], k: int) -> tupl
     return ids.to(torch.int32), values - lse, (label - lse)[:, 0], log_tail
 
 
-def _everything(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+def _all_log_probs(tile: Float[Tensor, "n V"], labels: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
     logps = tile.log_softmax(dim=-1)
     return logps, logps.gather(-1, labels[:, None])[:, 0]

@@ -3,7 +3,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from qsft.targets.view import Full, TopK
-from qsft.teacher.documents import label_positions
+from qsft.teacher.documents import Documents, label_positions
 from qsft.teacher.live import LiveTeacher
 
 
@@ -100,3 +100,61 @@ def test_soft_caps_and_scales_of_the_head_are_applied(family, batch):
     model = AutoModelForCausalLM.from_config(config).eval()
     want, _ = reference(model, batch)
     torch.testing.assert_close(LiveTeacher(model)(**batch).logps, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("k", [None, 8])
+def test_log_probs_that_are_not_finite_raise_at_the_next_check(tiny_model, batch, value, k):
+    teacher = LiveTeacher(tiny_model().eval(), k=k)
+    teacher(**batch)
+    teacher.raise_if_invalid()
+    with torch.no_grad():
+        teacher.model.model.embed_tokens.weight[batch["input_ids"][3, 0]] = value
+    teacher(**batch)
+    with pytest.raises(ValueError, match="live teacher Qwen2ForCausalLM returned NaN or infinite log-probs"):
+        teacher.raise_if_invalid()
+    teacher.raise_if_invalid()  # reported once
+
+
+def test_weights_that_are_nan_are_named_at_the_first_batch(tiny_model, batch):
+    model = tiny_model().eval()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="returned NaN for the first tokens"):
+        LiveTeacher(model, k=8)(**batch)
+
+
+def test_a_pad_token_the_teacher_does_not_know_is_padding(tiny_model, batch):
+    teacher = LiveTeacher(tiny_model().eval(), k=8)
+    expected = teacher(**batch)
+    padded = batch | {"input_ids": torch.where(batch["attention_mask"] == 0, 320, batch["input_ids"])}
+    assert torch.equal(teacher(**padded).logps, expected.logps)
+    teacher.raise_if_invalid()
+
+
+def test_a_pad_token_of_a_padding_free_batch_is_padding_too(tiny_model):
+    model = tiny_model(attn_implementation="sdpa").eval()
+    teacher = LiveTeacher(model, k=8)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 320, 320]])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 0]])
+    labels = torch.tensor([[-100, 6, 7, -100, 9, -100, -100]])
+    assert teacher(input_ids=ids, labels=labels, position_ids=positions).logps.isfinite().all()
+    teacher.raise_if_invalid()
+
+
+@pytest.mark.parametrize("name", ["input_ids", "labels"])
+def test_a_token_the_teacher_does_not_know_raises_at_the_next_check(tiny_model, batch, name):
+    teacher = LiveTeacher(tiny_model().eval(), k=8)
+    batch[name][0, 1] = 321
+    teacher(**batch)
+    with pytest.raises(ValueError, match=r"token id 321, but the live teacher .* has 320 token embeddings"):
+        teacher.raise_if_invalid()
+
+
+def test_unknown_tokens_of_a_data_set_are_named_before_the_first_batch(tiny_model, documents):
+    teacher = LiveTeacher(tiny_model(), k=8)
+    teacher.check_documents(Documents(documents(5)))
+    with pytest.raises(ValueError, match=r"token id 320.*320 entries"):
+        teacher.check_documents(Documents([*documents(5), {"input_ids": [5, 320], "labels": [-100, 5]}]))
+    with pytest.raises(ValueError, match=r"uses the token id 31., which was added"):
+        teacher.check_documents(Documents(documents(50)), shared_ids=310)

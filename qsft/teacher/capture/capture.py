@@ -26,14 +26,14 @@ from qsft.teacher.capture.plan import Plan, ready_batches
 from qsft.teacher.capture.rendezvous import require_shared, wait_for_others
 from qsft.teacher.capture.timing import Pace
 from qsft.teacher.capture.writer import ShardWriter
-from qsft.teacher.documents import Documents
+from qsft.teacher.documents import Documents, check_token_ids
 from qsft.teacher.format.complete import remember
 from qsft.teacher.format.encoding import TopKArrays, bytes_per_label_token
 from qsft.teacher.format.manifest import create_manifest, recover_manifest, refresh_manifest
 from qsft.teacher.format.shards import VERSION
 from qsft.teacher.identity import VOCABULARY, Identity, Vocabulary, check_settings
-from qsft.teacher.log_probs import check_teacher_head, teacher_log_probs
-from qsft.teacher.sources.transformers_source import TransformersSource, head_size
+from qsft.teacher.log_probs import check_teacher_head, head_size, teacher_log_probs
+from qsft.teacher.sources.transformers_source import TransformersSource
 
 WHAT = "the teacher cache"
 
@@ -90,7 +90,7 @@ def build_cache(
         shared = source.check_same_tokenizer(vocabulary)
         identity = _claim(path, source, vocabulary, settings)
         shared = min(shared, identity.check_same_tokenizer(path, vocabulary, "the tokenizer of the data"))
-        plan.check_ids(identity.vocab_size, shared if shared < vocabulary.size else identity.vocab_size)
+        check_token_ids(documents, identity.vocab_size, shared if shared < vocabulary.size else None)
         Capture(source.load(), identity, path, plan, missing).run(shard_bytes, progress)
         wait_for_others(path, {key.tobytes() for key in plan.keys[missing]}, patience)
     cache = _finished(path, vocabulary, say=progress and not missing.any())

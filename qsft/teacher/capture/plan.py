@@ -48,20 +48,6 @@ class Plan:
         added = plan_batches(self.lengths[rest], self.batch_tokens)
         return [batch for batch, lacks in mine if lacks.all()] + [rest[places] for places in added]
 
-    def check_ids(self, vocab_size: int, shared: int) -> None:
-        """ValueError for an id without embedding, or beyond the `shared` ones that mean the same to the teacher."""
-        low, high = self.documents.overview.id_range
-        if low < 0 or high >= vocab_size:
-            raise ValueError(
-                f"the data set holds the token id {high if high >= vocab_size else low}, but the teacher's vocabulary "
-                f"has {vocab_size} entries (0 to {vocab_size - 1}). Tokenise the data with the teacher's tokenizer."
-            )
-        if high >= shared:
-            raise ValueError(
-                f"the data set uses the token id {high}, which was added to its tokenizer: the teacher's ends at "
-                f"{shared - 1}. An added token may pad a batch, but not stand in a document."
-            )
-
 
 def plan_batches(lengths: np.ndarray, batch_tokens: int) -> list[np.ndarray]:
     """Places grouped by length, longest first, with at most `batch_tokens` tokens including padding in a batch."""

@@ -13,6 +13,7 @@ from qsft import fingerprints
 from qsft.inference.loading import default_device, dtype_name, load_model, parse_dtype
 from qsft.losses.head import base_causal_lm
 from qsft.teacher.identity import Vocabulary, check_head_size
+from qsft.teacher.log_probs import head_size
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
@@ -78,7 +79,7 @@ class TransformersSource:
 
     def check_same_tokenizer(self, vocabulary: Vocabulary) -> int:
         """How many ids the teacher's tokenizer shares with that of the data; ValueError when they disagree."""
-        if self.in_memory:  # its tokenizer is not known; its head must have rows for the tokens
+        if self._model is not None and self.in_memory:
             check_head_size(head_size(self._model), vocabulary.words, f"the teacher {self.name}")
             return vocabulary.size
         own = self._tokenizer()
@@ -108,8 +109,3 @@ def weights_digest(model: nn.Module) -> str:
     if off:
         acting = [(re.sub(r"\b(base_layer|original_module)\.", "", name), parameter) for name, parameter in acting]
     return fingerprints.weights_digest(acting)
-
-
-def head_size(model: Any) -> int:
-    causal_lm: Any = base_causal_lm(model)
-    return len(causal_lm.get_output_embeddings().weight)

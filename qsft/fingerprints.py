@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 BLOCK, BLOCKS = 4096, 256
+SAMPLED_VALUES = 1024  # per parameter
 # What a configuration says beside what the model computes: where it came from, how it is stored, run or decoded.
 _NOT_THE_MODEL = (
     "_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures",
@@ -58,6 +59,25 @@ def weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str:
     total = hashlib.blake2b(digest_size=16)
     for name, parameter in sorted(parameters, key=lambda pair: pair[0]):
         values = parameter.detach().reshape(-1).contiguous().cpu()
+        total.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
+        total.update(values.view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def sampled_weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str | None:
+    """The digest of up to SAMPLED_VALUES values of each parameter; None where a process holds only a part of one.
+
+    It tells two models apart in milliseconds per gigabyte: fine-tunes of one model differ in nearly every value.
+    """
+    import torch
+
+    total = hashlib.blake2b(digest_size=16)
+    for name, parameter in sorted(parameters, key=lambda pair: pair[0]):
+        if hasattr(parameter, "ds_id") or hasattr(parameter, "full_tensor"):  # ZeRO-3, FSDP2
+            return None
+        flat = parameter.detach().reshape(-1)
+        stride = max(1, len(flat) // SAMPLED_VALUES)
+        values = flat[::stride].contiguous().cpu()
         total.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
         total.update(values.view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -34,8 +34,9 @@ _FLOATS = {bits: floats for floats, bits in _BITS.items()}
 TEACHER_INPUTS = ("teacher_ids", "teacher_logps", "teacher_label_logp", "teacher_log_tail")
 SIDE_INPUTS = ("ref_logp", "old_logp", "weight", "critical", "document")
 CARRIED_AS_BITS = (*TEACHER_INPUTS[1:], "ref_logp", "old_logp", "weight")
-LABEL_COUNT = "label_count"  # how many labels there are after the first column, where somebody counted them
-HEAD_INPUTS = (*TEACHER_INPUTS, *SIDE_INPUTS, "teacher", "vocab_size", LABEL_COUNT)
+# Where the labels after the first column are (flattened), found by the collator: see LabelTokens.
+LABEL_POSITIONS = "label_positions"
+HEAD_INPUTS = (*TEACHER_INPUTS, *SIDE_INPUTS, "teacher", "vocab_size", LABEL_POSITIONS)
 
 
 @dataclass
@@ -100,7 +101,7 @@ def attach_target_head(model: nn.Module, head_kernel: str | None = None) -> None
         labels, given = kwargs.pop("labels"), {name: kwargs.pop(name, None) for name in HEAD_INPUTS}
         states, aux_loss = backbone_states(self, args, kwargs)
         if target is None:
-            return _label_logps(self, states, labels, given[LABEL_COUNT])
+            return _label_logps(self, states, labels, given[LABEL_POSITIONS])
         loss, sums = _target_loss(self, states, labels, target, given)
         return TargetOutput(loss=loss, sums=sums, aux_loss=aux_loss)
 
@@ -122,8 +123,8 @@ def label_states(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: Int[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "N H"], LabelTokens]:
     """The hidden states that predict a label, and those labels (their index is into labels[:, 1:])."""
-    count = kwargs.pop(LABEL_COUNT, None)
-    return _label_rows(backbone_states(model, args, kwargs)[0], labels, count)
+    positions = kwargs.pop(LABEL_POSITIONS, None)
+    return _label_rows(backbone_states(model, args, kwargs)[0], labels, positions)
 
 
 def output_head(model: nn.Module) -> Head:
@@ -161,8 +162,15 @@ def refuse_adapted_head(base: nn.Module) -> None:
     layer = base.get_output_embeddings()  # type: ignore[operator]
     if layer is None:
         raise ValueError(f"{type(base).__name__} has no output embedding, so there is nothing to train a target on.")
-    trains_a_copy = hasattr(layer, "modules_to_save")  # a plain full copy of the head: fine
-    if not trains_a_copy and (hasattr(layer, "base_layer") or hasattr(layer, "token_adapter")):
+    if hasattr(layer, "modules_to_save"):  # a full copy of the head: its weight alone makes the logits
+        return
+    if hasattr(layer, "token_adapter"):
+        raise ValueError(
+            "trainable_token_indices on a model whose input and output embeddings are tied also adapts the output head "
+            "(lm_head), which the fused head does not support: it reads the head's own weight. Remove "
+            'trainable_token_indices, or train the embeddings fully with modules_to_save=["embed_tokens", "lm_head"].'
+        )
+    if hasattr(layer, "base_layer"):
         raise ValueError(
             "an adapter on the output head (lm_head) is not supported: the fused head reads the head's own weight and "
             'would leave the adapter out. Take "lm_head" out of target_modules, or train it fully with '
@@ -178,12 +186,13 @@ def refuse_adapted_head(base: nn.Module) -> None:
 def _target_loss(
     model: nn.Module, states: Float[Tensor, "B T H"], labels: Int[Tensor, "B T"], target: Target, given: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    hidden, tokens = _label_rows(states, labels, given[LABEL_COUNT])
-    ids, *teacher_rows = (_rows(name, given[name], tokens) for name in TEACHER_INPUTS)
+    hidden, tokens = _label_rows(states, labels, given[LABEL_POSITIONS])
+    length = labels.shape[1]
+    ids, *teacher_rows = (_rows(name, given[name], tokens, length) for name in TEACHER_INPUTS)
     teacher = given["teacher"]
     if teacher is None and ids is not None:
         teacher = TopK(ids.long(), *teacher_rows)
-    side_rows = {name: _rows(name, given[name], tokens) for name in SIDE_INPUTS}
+    side_rows = {name: _rows(name, given[name], tokens, length) for name in SIDE_INPUTS}
     side = SideInputs(**side_rows, vocab_size=given["vocab_size"])
     head_kernel: Any = base_causal_lm(model).target_head_kernel
 
@@ -199,8 +208,8 @@ def _target_loss(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _label_logps(model: nn.Module, states: Tensor, labels: Tensor, count: int | None) -> Float[Tensor, "B T"]:
-    hidden, tokens = _label_rows(states, labels, count)
+def _label_logps(model: nn.Module, states: Tensor, labels: Tensor, positions: Tensor | None) -> Float[Tensor, "B T"]:
+    hidden, tokens = _label_rows(states, labels, positions)
 
     def fused(hidden: Tensor, head: Head) -> Tensor:
         tokens.check(len(head.weight))
@@ -257,17 +266,24 @@ def backbone_states(
 
 
 def _label_rows(
-    states: Float[Tensor, "B T H"], labels: Int[Tensor, "B T"], count: int | None
+    states: Float[Tensor, "B T H"], labels: Int[Tensor, "B T"], positions: Int[Tensor, " N"] | None
 ) -> tuple[Float[Tensor, "N H"], LabelTokens]:
     """The state at t−1 predicts token t: this is the package's only shift, for training, scoring and capturing."""
-    tokens = LabelTokens.of(labels[:, 1:].to(states.device), count)
+    tokens = LabelTokens.of(labels[:, 1:].to(states.device), positions)
     return tokens.rows(states[:, :-1].flatten(0, 1)), tokens
 
 
-def _rows(name: str, value: Tensor | None, tokens: LabelTokens) -> Any:
-    """The rows of a [B, T, …] input at label positions, shifted with the labels; bits are floats again."""
+def _rows(name: str, value: Tensor | None, tokens: LabelTokens, length: int) -> Any:
+    """A [B, T, …] input at the label positions [N, …], shifted with the labels; bits are floats again.
+
+    Args:
+        length: T of the labels. Prompt learning puts virtual tokens before the labels, which have no such input.
+    """
     if value is None:
         return None
+    virtual_tokens = length - value.shape[1]
+    if virtual_tokens:
+        value = torch.cat([value.new_zeros(value.shape[0], virtual_tokens, *value.shape[2:]), value], dim=1)
     rows = tokens.rows(value.to(tokens.index.device)[:, 1:].flatten(0, 1))
     return from_bits(rows) if name in CARRIED_AS_BITS else rows
 

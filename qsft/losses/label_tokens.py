@@ -1,4 +1,4 @@
-"""The labels of a batch: where they are, found once since every wait for the device is dear, and log p of each."""
+"""The label tokens of a batch: where they are, and the log-prob of each."""
 
 from dataclasses import dataclass, replace
 
@@ -9,39 +9,47 @@ from torch import Tensor
 from qsft.losses.matmuls import Projection, compute_dtype, rows_per_block, tokens_per_chunk
 from qsft.targets.view import IGNORED, TokenView
 
-WRONG_COUNT = (
-    "label_count is not the number of labels after the first column: they were changed after the collator had counted "
-    "them. Take label_count out of the batch; the head then counts them itself."
+WRONG_POSITIONS = (
+    "label_positions are not the positions of the labels after the first column: the labels were changed after the "
+    "collator had found them. Remove label_positions from the batch; the head then finds them itself."
 )
 
 
 @dataclass(frozen=True)
 class LabelTokens:
-    """The label tokens of a batch: where they stand in it (flattened), which they are, and their smallest and largest.
+    """The label tokens of a batch: their positions (flattened), their ids, and their smallest and largest id.
 
-    Only this waits for the device, once a batch, and not at all if somebody counted the labels before (`count`); what
-    comes after it knows all shapes. Then the range is not known: the device itself finds a wrong label or count.
+    Finding the positions on a device takes one host-device synchronization per batch, because their number is a shape.
+    A collator that found them on the CPU saves it; then `id_range` is unknown, and the device checks the positions.
     """
 
     index: Int[Tensor, " N"]
     labels: Int[Tensor, " N"]
-    span: tuple[int, int] | None
+    id_range: tuple[int, int] | None
     all_kept: bool
 
     @classmethod
-    def of(cls, labels: Int[Tensor, "..."], count: int | None = None) -> "LabelTokens":
-        """The tokens of `labels` that are not IGNORED, in order."""
+    def of(cls, labels: Int[Tensor, "..."], positions: Int[Tensor, " N"] | None = None) -> "LabelTokens":
+        """The tokens of `labels` that are not IGNORED, in order.
+
+        Args:
+            positions: where they are in the flattened `labels`, if known.
+        """
         flat = labels.flatten()
-        keep, span = flat != IGNORED, None
-        if count is None and flat.numel():
-            kept = torch.where(keep, flat, 0)
-            count, *ends = torch.stack([keep.sum(), kept.min(), kept.max()]).tolist()
-            span = (ends[0], ends[1])
-        elif count is not None and flat.device.type in ("cpu", "cuda"):  # whoever changed labels after the count
-            torch._assert_async(keep.sum() == count, WRONG_COUNT)
-        count = count or 0
-        index = keep.to(torch.uint8).argsort(descending=True, stable=True)[:count]
-        return cls(index, flat[index], span, count == flat.numel())
+        is_label = flat != IGNORED
+        if positions is not None:
+            index = positions.to(flat.device)
+            if flat.device.type in ("cpu", "cuda"):  # other devices have no asynchronous assertion
+                same_number = is_label.sum() == len(index)
+                torch._assert_async(same_number & is_label[index].all(), WRONG_POSITIONS)
+            return cls(index, flat[index], None, len(index) == flat.numel())
+        if not flat.numel():
+            return cls(flat, flat, None, True)
+        ids = torch.where(is_label, flat, 0)
+        count, smallest, largest = torch.stack([is_label.sum(), ids.min(), ids.max()]).tolist()
+        # A stable sort of the flags puts the label positions first, in order, without a second synchronization.
+        index = is_label.to(torch.uint8).argsort(descending=True, stable=True)[:count]
+        return cls(index, flat[index], (smallest, largest), count == flat.numel())
 
     def to(self, device: torch.device) -> "LabelTokens":
         return replace(self, index=self.index.to(device), labels=self.labels.to(device))
@@ -51,7 +59,7 @@ class LabelTokens:
         return values if self.all_kept else values.index_select(0, self.index)
 
     def check(self, vocab_size: int) -> None:
-        if self.span is None or (self.span[0] >= 0 and self.span[1] < vocab_size):
+        if self.id_range is None or (self.id_range[0] >= 0 and self.id_range[1] < vocab_size):
             return
         where = int(((self.labels < 0) | (self.labels >= vocab_size)).nonzero()[0])
         raise ValueError(

@@ -29,7 +29,7 @@ def read_explore_inputs(asked: Namespace) -> tuple[Any, ...]:
         job = configure(read_recipe(asked.recipe, words))
         trainer = job.sampled(asked.n, asked.seed)
         known = (d for d in Documents(trainer.train_dataset) if trainer.cache is None or d in trainer.cache)
-        return trainer.model, job.tokenizer, known, trainer.target, trainer.cache or trainer.live
+        return trainer.model, job.tokenizer, known, trainer.target, trainer.cache or trainer.live_teacher
     if asked.model is None or asked.teacher_cache is None:
         raise ValueError("name a RECIPE, or give --model and --teacher_cache (and --dataset_path for your documents).")
     if asked.overrides:

@@ -21,7 +21,7 @@ from qsft.targets.registry import make_target
 from qsft.targets.target import Target
 from qsft.teacher.format.manifest import MANIFEST
 from qsft.train.config import TargetSFTConfig, as_dict
-from qsft.train.teacher import cache_directory
+from qsft.train.teacher import expected_cache_directory
 from qsft.train.trainer import TargetSFTTrainer
 
 DEFAULT_BATCH = 8  # TrainingArguments' per_device_train_batch_size
@@ -113,7 +113,7 @@ class Job:
     @cached_property
     def cache_path(self) -> Path | None:
         """Where the cache of what the target reads is, or will be: the teacher's, or the reference's."""
-        return cache_directory(self.target, self.args, self.student, self.tokenizer)
+        return expected_cache_directory(self.target, self.args, self.student, self.tokenizer)
 
     def trainer(self, rows: Dataset | None = None, **kwargs: Any) -> TargetSFTTrainer:
         """The trainer, of all rows or of these; making it builds or completes the teacher's cache, on all processes."""
@@ -148,7 +148,7 @@ class Job:
         args, cache = copy(self.args), self.cache_path
         if cache is not None and (cache / MANIFEST).is_file():
             args.teacher_cache, args.teacher_model_name_or_path = str(cache), None
-            args.teacher_missing = "self"
+            args.teacher_missing = "student"
         elif cache is not None:
             args.teacher_cache = f"{cache}-sample"
             if self.target.role == "reference" and args.reference_model_name_or_path != "teacher":

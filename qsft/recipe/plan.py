@@ -18,6 +18,7 @@ from qsft.recipe.memory import STRATEGIES, Memory, Rehearsed, Step, rehearse
 from qsft.recipe.recipe_file import Recipe
 from qsft.targets.view import IGNORED
 from qsft.teacher.format.encoding import bytes_per_label_token
+from qsft.train.teacher import capture_settings
 
 INDEX_BYTES = 64  # of a cache, per document
 
@@ -112,7 +113,10 @@ def memory_plan(job: Job, config: Any, longest: int, head: tuple[int, int, int])
 
     def on_each_gpu(strategy: str, model: Rehearsed) -> Memory:
         held = head_bytes(
-            *head, trained=model.head.requires_grad, top_k=args.teacher_top_k, compute=mixed or model.head.dtype
+            *head,
+            trained=model.head.requires_grad,
+            top_k=capture_settings(args)["top_k"],
+            compute=mixed or model.head.dtype,
         )
         return STRATEGIES[strategy](model, job.processes, mixed)._replace(activations=model.activations, head=held)
 
@@ -132,11 +136,12 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
         per_document = f"{corpus.label_tokens / corpus.documents:.0f} per document"
         yield "label tokens", f"{corpus.label_tokens:,} ({per_document}{guess})"
     if job.target.role is not None and not args.teacher_live:
-        row = bytes_per_label_token(args.teacher_cache_encoding, args.teacher_top_k, plan.config.vocab_size)
+        settings = capture_settings(args)
+        row = bytes_per_label_token(settings["cache_encoding"], settings["top_k"], plan.config.vocab_size)
         known = f"about {row:.0f} bytes per label token"
         if corpus.label_tokens is not None:
             known = decimal(int(corpus.label_tokens * row) + corpus.documents * INDEX_BYTES)
-        yield "teacher cache", f"{known} (top {args.teacher_top_k}, {args.teacher_cache_encoding}{guess})"
+        yield "teacher cache", f"{known} (top {settings['top_k']}, {settings['cache_encoding']}{guess})"
     yield "optimiser steps", job.optimiser_steps(corpus.documents)
     per_gpu, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     product = f"{per_gpu} per GPU × {accumulation} accumulation × {job.processes} GPUs"

@@ -24,7 +24,7 @@ from qsft.recipe.relaunch import handled, split_words
 from qsft.targets.view import IGNORED
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.format.manifest import MANIFEST
-from qsft.train.checkpoints import inhabited, refuse_damaged, resolve_checkpoint, set_aside
+from qsft.train.checkpoints import check_complete, describe_existing_run, move_previous_run, resolve_checkpoint
 from qsft.train.config import as_dict
 
 
@@ -60,10 +60,10 @@ def make_room(recipe: Recipe) -> None:
     if overwrite and asked is not None:
         raise ValueError("--overwrite starts anew and --resume_from_checkpoint continues: leave one of them out.")
     if asked is not None:
-        refuse_damaged(Path(str(resolve_checkpoint(output, asked))), digests=False)
-    elif not overwrite and (told := inhabited(output)):
+        check_complete(Path(str(resolve_checkpoint(output, asked))), digests=False)
+    elif not overwrite and (told := describe_existing_run(output)):
         raise ValueError(told)
-    if overwrite and is_main() and (place := set_aside(output)):
+    if overwrite and is_main() and (place := move_previous_run(output)):
         print(f"what an earlier run left in {shown(output)} is now in {shown(place)}", flush=True)
 
 

@@ -45,12 +45,12 @@ class LiveTeacher:
         labels: Int[Tensor, "B T"],
         attention_mask: Int[Tensor, "B T"] | None = None,
         position_ids: Int[Tensor, "B T"] | None = None,
-        label_count: int | None = None,
+        label_positions: Int[Tensor, " N"] | None = None,
     ) -> TopK | Full:
         """Return the log-probs at the positions t ≥ 1 with a label, sequence after sequence.
 
         Args:
-            label_count: the number of those positions, where it is known without asking the device.
+            label_positions: those positions in the flattened labels[:, 1:], where a collator found them.
         """
         input_ids, labels = self._replace_unknown(input_ids, labels, attention_mask, position_ids)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
@@ -58,7 +58,7 @@ class LiveTeacher:
             if not self._head_checked:
                 check_teacher_head(self.model, **inputs)
                 self._head_checked = True
-            log_probs = teacher_log_probs(self.model, self.k, **inputs, labels=labels, label_count=label_count)
+            log_probs = teacher_log_probs(self.model, self.k, **inputs, labels=labels, label_positions=label_positions)
         # NaN and infinite logits make the normalizer NaN, and with it every log-prob of the position.
         self._nonfinite = _accumulate(self._nonfinite, torch.isnan(log_probs.label_logp).any())  # type: ignore[arg-type]
         return log_probs

@@ -90,12 +90,12 @@ def _agree(logits: Float[Tensor, "n V"], logps: Float[Tensor, "n W"], epsilon: f
 
 
 def predicting_states(
-    model: nn.Module, labels: Int[Tensor, "B T"], **inputs: Int[Tensor, "B T"] | int | None
+    model: nn.Module, labels: Int[Tensor, "B T"], **inputs: Int[Tensor, "..."] | None
 ) -> tuple[Float[Tensor, "N H"], Int[Tensor, " N"]]:
     """Return the hidden states that predict a label, and those labels: the state at t−1 predicts token t.
 
     Args:
-        inputs: input_ids; attention_mask, position_ids (not every backbone takes both) and label_count where given.
+        inputs: input_ids; attention_mask, position_ids (not every backbone takes both) and label_positions where given.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     causal_lm: Any = base_causal_lm(model)

@@ -1,27 +1,35 @@
-"""Checkpoints that are whole or ignored, and that know whose they are.
+"""Checkpoints that are complete or ignored, and that name the run that wrote them.
 
-OUTPUT_DIR/run.json               the run that trains here now: its id and what decides its trajectory
-OUTPUT_DIR/checkpoint-N/
-    target.json                   written first: the same, as it was for this checkpoint
-    …                             what transformers saves
-    whole.json                    published last: size and digest of every file; without it the save was cut short
+    OUTPUT_DIR/run.json               the run that trains here now: its id and what determines its trajectory
+    OUTPUT_DIR/checkpoint-N/
+        run.json                      the same for this checkpoint; written first
+        …                             what transformers saves
+        complete.json                 the seal: size and digest of every file; written last
 
-A checkpoint without target.json, or with one that names no run, was written by TRL or version 0.1: it counts as whole
-when trainer_state.json is there, which Trainer writes last.
+A checkpoint without run.json was written by another trainer, such as TRL's own. It counts as complete when
+trainer_state.json exists, which Trainer writes last.
 """
 
-import re
-from concurrent.futures import ThreadPoolExecutor
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qsft.files import TEMPORARY, read_json, write_json
-from qsft.fingerprints import digest_json, file_digest
+from transformers.utils import logging
 
-RUN, RECORD, MARKER, STATE = "run.json", "target.json", "whole.json", "trainer_state.json"
-LAST = "last"
-SET_ASIDE = "earlier"  # where --overwrite moves the checkpoints of earlier runs
+from qsft import sealed_directory
+from qsft.files import read_json, write_json
+from qsft.run_directory import (
+    CHECKPOINT_SEAL,
+    LAST,
+    RUN_RECORD,
+    TRAINER_STATE,
+    checkpoint_paths,
+    checkpoint_step,
+    previous_runs_directory,
+)
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,137 +40,156 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        return int(self.path.name.rpartition("-")[2])
+        return checkpoint_step(self.path)
 
     @property
     def record(self) -> dict[str, Any]:
         """What was written at the start of the save; empty for a checkpoint of another trainer."""
-        file = self.path / RECORD
-        return read_json(file, "Resume from another checkpoint.") if file.is_file() else {}
+        file = self.path / RUN_RECORD
+        if not file.is_file():
+            return {}
+        return read_json(file, "Resume from another checkpoint.")
 
     @property
-    def run(self) -> str | None:
+    def run_id(self) -> str | None:
+        """The id of the run that wrote it; None for another trainer's checkpoint or a damaged record."""
         try:
-            return self.record.get("run")
-        except ValueError:  # damaged
+            return self.record.get("id")
+        except ValueError:
             return None
 
-    def open(self, record: dict[str, Any]) -> None:
-        """Begin a save: from now on and until `seal` the checkpoint is not whole, whatever was there before."""
-        (self.path / MARKER).unlink(missing_ok=True)
-        write_json(self.path / RECORD, record)
+    def begin(self, record: dict[str, Any]) -> None:
+        """Start a save: from now until `seal` the checkpoint is incomplete, whatever the directory held before."""
+        (self.path / CHECKPOINT_SEAL).unlink(missing_ok=True)
+        write_json(self.path / RUN_RECORD, record)
 
-    def seal(self, digests: bool = True) -> None:
-        """Say that the save is complete, after every process has written its files."""
-        content = {"run": self.run, "step": self.step, "files": self._files(digests)}
-        write_json(self.path / MARKER, content | {"checksum": digest_json(content)})
+    def seal(self, *, digests: bool = True) -> None:
+        """Mark the save as complete, after every process has written its files."""
+        sealed_directory.seal(self.path, CHECKPOINT_SEAL, {"run": self.run_id, "step": self.step}, digests=digests)
 
-    def _files(self, digests: bool) -> dict[str, dict[str, Any]]:
-        files = [file for file in sorted(self.path.rglob("*")) if file.is_file() and not file.name.endswith(TEMPORARY)]
-        found = _digests(files) if digests else [None] * len(files)
-        sizes = [{"bytes": file.stat().st_size, "digest": value} for file, value in zip(files, found)]
-        return {file.relative_to(self.path).as_posix(): entry for file, entry in zip(files, sizes)}
+    def problems(self, *, digests: bool = True) -> list[str]:
+        """Describe what prevents a resume from this checkpoint; empty for a complete one.
 
-    def flaws(self, digests: bool = True) -> list[str]:
-        """What is wrong with the files, in words; empty for a whole checkpoint. Digests read every byte."""
+        Args:
+            digests: whether to read every byte and compare digests, or only sizes.
+        """
         if not self.path.is_dir():
-            return ["there is no such directory"]
-        if not (self.path / MARKER).is_file():
-            of_another_trainer = (self.path / STATE).is_file() and self.run is None
-            return [] if of_another_trainer else ["its save was cut short"]
-        try:
-            content = read_json(self.path / MARKER, "")
-            sound = content.pop("checksum", None) == digest_json(content)
-        except ValueError:
-            sound = False
-        if not sound:
-            return [f"{MARKER} is damaged"]
-        there, wrong = self._files(digests and all(e["digest"] for e in content["files"].values())), list[str]()
-        for name, entry in content["files"].items():
-            if name not in there:
-                wrong.append(f"{name} is missing")
-            elif there[name]["bytes"] != entry["bytes"]:
-                wrong.append(f"{name} has {there[name]['bytes']} bytes instead of {entry['bytes']}")
-            elif there[name]["digest"] not in (None, entry["digest"]):
-                wrong.append(f"{name} was altered after it was saved")
-        return wrong
+            return ["the directory does not exist"]
+        if (self.path / CHECKPOINT_SEAL).is_file():
+            return sealed_directory.find_damage(self.path, CHECKPOINT_SEAL, digests=digests)
+        by_another_trainer = (self.path / TRAINER_STATE).is_file() and not (self.path / RUN_RECORD).is_file()
+        return [] if by_another_trainer else ["the save is incomplete"]
 
 
-def checkpoints(output_dir: str | Path) -> list[Checkpoint]:
-    """The directories checkpoint-N of an output directory, newest step first; whole or not."""
-    found = [path for path in Path(output_dir).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted((Checkpoint(path) for path in found if path.is_dir()), key=lambda one: -one.step)
+def list_checkpoints(output_dir: str | Path) -> list[Checkpoint]:
+    """The checkpoints of an output directory, highest step first, complete or not."""
+    return [Checkpoint(path) for path in checkpoint_paths(output_dir)]
 
 
-def read_run(output_dir: str | Path) -> dict[str, Any] | None:
-    file = Path(output_dir, RUN)
-    return read_json(file, "Name the checkpoint to resume from instead of 'last'.") if file.is_file() else None
+def read_run_record(output_dir: str | Path) -> dict[str, Any] | None:
+    """What run.json says about the run in `output_dir`; None without that file."""
+    file = Path(output_dir, RUN_RECORD)
+    if not file.is_file():
+        return None
+    return read_json(file, "Name the checkpoint to resume from instead of 'last'.")
 
 
-def resolve_checkpoint(output_dir: str | Path, asked: str | None) -> str | None:
-    """The checkpoint to resume from: `asked`, or for "last" the newest whole one of the run in `output_dir`."""
-    if asked != LAST:
-        return asked
-    run, skipped = read_run(output_dir) or {}, list[str]()
-    parent = (run.get("parent") or {}).get("checkpoint")  # where a run without checkpoints of its own began
-    for one in [*checkpoints(output_dir), *([Checkpoint(Path(parent))] if parent else [])]:
-        flaws = one.flaws(digests=False)
-        if run and one.run != run.get("id") and not (parent and one.path == Path(parent)):
-            flaws = flaws or [f"it belongs to another run ({one.run or 'of unknown id'})"]
-        if not flaws:
-            if skipped:
-                from transformers.utils import logging
+def resolve_checkpoint(output_dir: str | Path, requested: str | None) -> str | None:
+    """The checkpoint to resume from: `requested`, or for "last" the newest complete one of the run in `output_dir`.
 
-                logging.get_logger(__name__).warning(f"resuming in {output_dir}; passed over: {', '.join(skipped)}.")
-            return str(one.path)
-        skipped.append(f"{one.path.name}: {flaws[0]}")
-    passed_over = f"; passed over: {', '.join(skipped)}" if skipped else ""
+    Raises:
+        ValueError: "last" was requested and the run has no complete checkpoint.
+    """
+    if requested != LAST:
+        return requested
+    run = read_run_record(output_dir) or {}
+    candidates = list_checkpoints(output_dir)
+    # A run that continued another run's checkpoint and has not saved one of its own yet resumes from there again.
+    parent = (run.get("parent") or {}).get("checkpoint")
+    if parent:
+        candidates.append(Checkpoint(Path(parent)))
+    skipped = []
+    for checkpoint in candidates:
+        problems = checkpoint.problems(digests=False)
+        is_parent = parent is not None and checkpoint.path == Path(parent)
+        if not problems and run and not is_parent and checkpoint.run_id != run.get("id"):
+            problems = [f"it belongs to another run ({checkpoint.run_id or 'unknown id'})"]
+        if problems:
+            skipped.append(f"{checkpoint.path.name}: {problems[0]}")
+            continue
+        if skipped:
+            logger.warning(f"resuming from {checkpoint.path}; skipped {', '.join(skipped)}.")
+        return str(checkpoint.path)
+    details = f" (skipped {', '.join(skipped)})" if skipped else ""
     raise ValueError(
-        f"there is no whole checkpoint of this run in {output_dir} to resume from{passed_over}. Start anew in another "
+        f"{output_dir} has no complete checkpoint of this run to resume from{details}. Start a new run in another "
         "output_dir (or with --overwrite), or name a checkpoint: --resume_from_checkpoint DIRECTORY."
     )
 
 
-def inhabited(output_dir: str | Path) -> str | None:
-    """What to say to a run that starts anew where checkpoints are; None where there are none."""
-    there = [one.path.name for one in checkpoints(output_dir)]
-    names = ", ".join([*there[:3], *(["…"] if len(there) > 3 else [])])
-    told = (
-        f"{output_dir} holds checkpoints of another run ({names}). Starting anew would mix two runs in one directory. "
-        "Resume with --resume_from_checkpoint last, choose another --output_dir, or pass --overwrite, which moves the "
-        f"old run to {SET_ASIDE}/ and deletes nothing."
-    )
-    return told if there else None
-
-
-def set_aside(output_dir: str | Path) -> Path | None:
-    """Move an earlier run's checkpoints, model, record and logs, so that a new one can start and, stopped, is not taken
-    for it; nothing is deleted. Where they are now. For one process; the others wait.
-    """
-    there = checkpoints(output_dir)
-    if not there:
-        return None
-    name = (read_run(output_dir) or {}).get("id") or "unknown"
-    taken = (Path(output_dir, SET_ASIDE, f"{name}.{n}" if n else name) for n in range(10**6))
-    place = next(path for path in taken if not path.exists())
-    place.mkdir(parents=True)
-    for path in [*(one.path for one in there), *filter(Path.is_file, Path(output_dir).iterdir())]:
-        path.rename(place / path.name)
-    return place
-
-
-def refuse_damaged(checkpoint: Path, digests: bool = True) -> None:
-    """ValueError that names what is damaged, and the newest checkpoint beside it that is whole."""
-    flaws = Checkpoint(checkpoint).flaws(digests)
-    if not flaws:
+def check_complete(checkpoint: Path, *, digests: bool = True) -> None:
+    """Raise ValueError when a checkpoint is incomplete or damaged; the message names the newest complete one."""
+    problems = Checkpoint(checkpoint).problems(digests=digests)
+    if not problems:
         return
-    run = Checkpoint(checkpoint).run
-    beside = [one for one in checkpoints(checkpoint.parent) if one.path.resolve() != checkpoint.resolve()]
-    sound = next((one.path for one in beside if run in (None, one.run) and not one.flaws(digests)), None)
-    instead = f"Resume from {sound} instead." if sound else "No other checkpoint of the run is whole: start anew."
-    raise ValueError(f"{checkpoint} cannot be resumed from: {'; '.join(flaws)}. {instead}")
+    run_id = Checkpoint(checkpoint).run_id
+    remedy = "No other checkpoint of the run is complete: start a new run."
+    for other in list_checkpoints(checkpoint.parent):
+        same_run = run_id is None or other.run_id == run_id
+        if other.path.resolve() != checkpoint.resolve() and same_run and not other.problems(digests=digests):
+            remedy = f"Resume from {other.path} instead."
+            break
+    raise ValueError(f"cannot resume from {checkpoint}: {'; '.join(problems)}. {remedy}")
 
 
-def _digests(files: list[Path]) -> list[str]:
-    with ThreadPoolExecutor(8) as pool:  # hashlib works without the interpreter's lock
-        return list(pool.map(file_digest, files))
+def describe_existing_run(output_dir: str | Path) -> str | None:
+    """A message for a new run whose output directory already has checkpoints; None when it has none."""
+    names = [checkpoint.path.name for checkpoint in list_checkpoints(output_dir)]
+    if not names:
+        return None
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return (
+        f"{output_dir} has checkpoints of another run ({shown}). A new run would mix both in one directory. Resume "
+        "with --resume_from_checkpoint last, choose another --output_dir, or pass --overwrite, which moves the old "
+        f"run to {previous_runs_directory(output_dir)} and deletes nothing."
+    )
+
+
+def move_previous_run(output_dir: str | Path) -> Path | None:
+    """Move everything in an output directory that has checkpoints beside it; return where it is now.
+
+    A new run can then start there without being mistaken for the old one. Call it from one process.
+    """
+    if not list_checkpoints(output_dir):
+        return None
+    run_id = (read_run_record(output_dir) or {}).get("id") or "unknown"
+    home = previous_runs_directory(output_dir)
+    destination = home / run_id
+    number = 1
+    while destination.exists():
+        number += 1
+        destination = home / f"{run_id}-{number}"
+    destination.mkdir(parents=True)
+    for path in sorted(Path(output_dir).iterdir()):
+        path.rename(destination / path.name)
+    return destination
+
+
+def rotate_checkpoints(output_dir: str | Path, run_id: str, limit: int | None, best: str | None) -> None:
+    """Delete the run's oldest checkpoints by step number until `limit` are left, never the newest or the best.
+
+    Trainer rotates by modification time, and a clock that was set back makes the newest checkpoint look oldest.
+    """
+    if limit is None or limit <= 0:
+        return
+    own = [checkpoint for checkpoint in list_checkpoints(output_dir) if checkpoint.run_id == run_id]
+    protected = {own[0].path.resolve()} if own else set()
+    if best is not None:
+        protected.add(Path(best).resolve())
+    excess = len(own) - max(limit, len(protected))
+    for checkpoint in reversed(own):
+        if excess <= 0:
+            break
+        if checkpoint.path.resolve() not in protected:
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+            excess -= 1

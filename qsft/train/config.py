@@ -1,26 +1,35 @@
-# ruff: noqa: RUF009 (option() makes fields)
-"""TargetSFTConfig: TRL's SFTConfig plus which target to train, and where its teacher comes from."""
+# ruff: noqa: RUF009 (option() makes dataclass fields)
+"""TargetSFTConfig: TRL's SFTConfig plus the target to train and where its teacher comes from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging
 from trl import SFTConfig
 
+from qsft.run_directory import BASE
+from qsft.targets.registry import make_target
+
 logger = logging.get_logger(__name__)
 
-BASE = "base"  # the teacher that is the student itself before training
+DEFAULT_TARGET = "target_sft"
+DEFAULT_TOP_K = 64
+DEFAULT_ENCODING = "exact"
+AT_LEAST_ONE = ("psft_block_steps", "teacher_top_k", "teacher_batch_tokens")
 
 
 def option(default: Any, text: str, choices: Sequence[str] | None = None) -> Any:
-    """A field that argparse and `qsft train --keys` can explain; a value outside `choices` is refused."""
-    return field(default=default, metadata={"help": text} | ({"choices": list(choices)} if choices else {}))
+    """A dataclass field with a help text for the command line; `choices` are checked by `validate_fields`."""
+    metadata: dict[str, Any] = {"help": text}
+    if choices:
+        metadata["choices"] = list(choices)
+    return field(default=default, metadata=metadata)
 
 
 def as_dict(value: dict[str, Any] | str | None) -> dict[str, Any]:
-    """A field that the command line gives as JSON, as the dict that __post_init__ made of it."""
+    """The dict of a field that the command line gives as JSON and `__post_init__` has parsed; {} for None."""
     if isinstance(value, str):
         raise ValueError(f"{value!r} is not a JSON object; write it as '{{\"name\": value}}'.")
     return value or {}
@@ -28,23 +37,23 @@ def as_dict(value: dict[str, Any] | str | None) -> dict[str, Any]:
 
 @dataclass
 class TargetSFTConfig(SFTConfig):
-    """Settings of `TargetSFTTrainer`: everything `SFTConfig` has, and the fields below.
+    """Settings of `TargetSFTTrainer`: every field of `SFTConfig`, and the fields below.
 
-    A target that reads a teacher needs one of `teacher_cache`, `teacher_model_name_or_path` or the trainer's
-    argument `teacher`. Rows that anchor (sft_kl, asft, iw_sft) read `reference_model_name_or_path` instead. A cache
-    describes itself: its k, encoding and teacher need not be repeated here; what is repeated must agree.
+    A target that reads a teacher needs one of `teacher_cache`, `teacher_model_name_or_path` or the trainer's argument
+    `teacher`. Targets that anchor (sft_kl, asft, iw_sft) read `reference_model_name_or_path` instead. An existing cache
+    knows its own top-k, encoding and teacher: they need not be repeated here, and must agree where they are.
     """
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "target_kwargs", "teacher_model_init_kwargs"]  # noqa: RUF012
 
     # The target
-    target: str = option(None, "The target to train: a row of `qsft targets`, such as sft or dft. Default: target.")
+    target: str = option(DEFAULT_TARGET, "The target to train, by its name in `qsft targets`, such as sft or dft.")
     target_kwargs: dict[str, Any] | str | None = option(
         None, 'Hyper-parameters of the target as a dict or JSON, such as {"eta": 0.5, "tail": "ghost"}.'
     )
     loss_normalization: str = option(
         "tokens",
-        "`tokens`: the mean over the label tokens of the whole optimiser step, all processes together. "
+        "`tokens`: the mean over the label tokens of the whole optimizer step, all processes together. "
         "`micro_batch_mean`: the mean per micro-batch, then over micro-batches and processes.",
         choices=("tokens", "micro_batch_mean"),
     )
@@ -58,84 +67,115 @@ class TargetSFTConfig(SFTConfig):
     # Where the teacher comes from
     teacher_model_name_or_path: str | None = option(
         None,
-        "Model id or path of the teacher, or `base`: the student before training. Its top-k fill `teacher_cache` "
-        "before the first step, or with `teacher_live` it runs in every step.",
+        "Model id or path of the teacher, or `base`: the student before training. Its top-k log-probs are written to "
+        "`teacher_cache` before the first step; with `teacher_live` it runs in every step instead.",
     )
     teacher_cache: str | None = option(
         None,
-        "Directory of the teacher cache, which must hold every document where no teacher model completes it. Default: "
-        "a folder per teacher, k and encoding in $QSFT_CACHE or ~/.cache/qsft.",
+        "Directory of the teacher cache, which must hold every document unless a teacher model completes it. Default: "
+        "a directory per teacher, top-k and encoding in $QSFT_CACHE or ~/.cache/qsft.",
     )
     reference_model_name_or_path: str = option(
         BASE,
         "What sft_kl, asft and iw_sft anchor to: `base` (the student before training), `teacher` (the teacher model) "
         "or a model id. With teacher_cache and no teacher model, that cache.",
     )
-    teacher_top_k: int = option(
-        None, "Tokens per position that a cache built by the trainer keeps. Default: 64; a cache that is there knows."
+    teacher_top_k: int | None = option(
+        None,
+        f"Tokens per position that a new cache keeps. Default: {DEFAULT_TOP_K}; an existing cache keeps its own value.",
     )
     teacher_top_p: float | None = option(
         None, "Keep only the tokens that hold this share of the teacher's mass, at most teacher_top_k of them."
     )
-    teacher_cache_encoding: str = option(
-        None, "Encoding of a cache built by the trainer: `exact` (default) or `compact`.", choices=("exact", "compact")
+    teacher_cache_encoding: str | None = option(
+        None,
+        f"Encoding of a new cache: `exact` or `compact`. Default: {DEFAULT_ENCODING}; an existing cache keeps its own.",
+        choices=("exact", "compact"),
     )
     teacher_batch_tokens: int = option(16_384, "Tokens per forward of a capture; halved when memory runs out.")
     teacher_live: bool = option(False, "Run the teacher in every step instead of reading a cache; it stays in memory.")
     teacher_missing: str = option(
         "error",
-        "Documents the cache lacks: `error` stops before the first step, `self` trains them with the student's own "
-        "distribution as the residual and counts them.",
-        choices=("error", "self"),
+        "Documents that are not in the cache: `error` stops before the first step, `student` trains them with the "
+        "student's own distribution as the residual and counts their tokens.",
+        choices=("error", "student"),
     )
-    teacher_model_init_kwargs: dict[str, Any] | str | None = option(None, "Arguments of the teacher's from_pretrained.")
+    teacher_model_init_kwargs: dict[str, Any] | str | None = option(
+        None, "Keyword arguments of the teacher's from_pretrained."
+    )
 
-    # What single rows read beside the teacher
+    # What some targets read beside the teacher
     critical_column: str = option("critical", "Column with one 0/1 per token: which tokens `cft` trains.")
     weight_column: str | None = option(None, "Column with one weight per example for `iw_sft`, instead of a reference.")
-    psft_block_steps: int = option(8, "Optimiser steps between two refreshes of `psft`'s old policy.")
+    psft_block_steps: int = option(8, "Optimizer steps between two refreshes of `psft`'s old policy.")
 
     # Safety
-    resume_with_other: list[str] | None = option(
+    resume_allow_changed: list[str] | None = option(
         None,
-        "What may differ from the checkpoint that is resumed, by name: data, learning_rate, seed, batch, max_length, "
-        "target, teacher, …; everything else that decides the trajectory must be the same.",
+        "Settings that may differ from those of the resumed checkpoint, by name: data, learning_rate, seed, batch, "
+        "max_length, target, teacher, …; everything else that determines the trajectory must be equal.",
     )
-    resume_with_other_target: bool = option(False, "The same as resume_with_other=[target, teacher, reference].")
-    checkpoint_digests: bool = option(True, "Check a digest of every file of a checkpoint at resume, not sizes only.")
+    checkpoint_digests: bool = option(True, "On resume, check a digest of every file, not only sizes.")
     check_head: bool = option(True, "Compare the fused head with full logits on a few tokens before the first step.")
+    stop_on_nonfinite_loss: bool = option(
+        True,
+        "Stop with an error when the loss is NaN or infinite, before it reaches a checkpoint. Plain Trainer goes on.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked = {
-            "top_k": self.teacher_top_k,
-            "cache_encoding": self.teacher_cache_encoding,
-            "top_p": self.teacher_top_p,
-        }
-        self.given_for_capture = frozenset(name for name, value in asked.items() if value is not None)
-        self.teacher_top_k = 64 if self.teacher_top_k is None else self.teacher_top_k
-        self.teacher_cache_encoding = self.teacher_cache_encoding or "exact"
-        if self.target is None and self.loss_type == "dft":
-            logger.warning("loss_type='dft' names a target: target='dft' is trained unless the trainer is given one.")
-            self.target, self.loss_type = "dft", "nll"
-        self.target = self.target or "target_sft"
-        for own in (known for known in fields(self) if known.name in TargetSFTConfig.__annotations__):
-            allowed, value = own.metadata.get("choices"), getattr(self, own.name)
-            if allowed and value not in allowed:
-                raise ValueError(f"{own.name}={value!r} is not known. Choose one of {', '.join(allowed)}.")
-        for name in ("psft_block_steps", "teacher_top_k", "teacher_batch_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        validate_fields(self)
 
-    @classmethod
-    def own(cls, args: Any, model: Any) -> "TargetSFTConfig":
-        """`args`, or a config with the same values and the target's fields at their defaults."""
-        if args is None:
-            name = model if isinstance(model, str) else model.config._name_or_path or type(model).__name__
-            return cls(f"{Path(name).name}-Target-SFT")
-        if isinstance(args, cls):
-            return args
-        known = {known.name for known in fields(cls) if known.init}
-        values = {name: value for name, value in args.to_dict().items() if name in known}
-        hidden = {name: getattr(args, name) for name in values if name.endswith("_token")}  # to_dict() masks them
-        return cls(**values | hidden)
+
+def own_fields() -> list[Field[Any]]:
+    """The fields that TargetSFTConfig adds to SFTConfig."""
+    return [known for known in fields(TargetSFTConfig) if known.name in TargetSFTConfig.__annotations__]
+
+
+def validate_fields(args: Any) -> None:
+    """Raise ValueError for values of TargetSFTConfig's own fields that cannot be trained with."""
+    for own in own_fields():
+        value = getattr(args, own.name)
+        choices = own.metadata.get("choices")
+        if choices and value is not None and value not in choices:
+            raise ValueError(f"{own.name}={value!r} is not supported. Choose one of {', '.join(choices)}.")
+        if own.name in AT_LEAST_ONE and value is not None and value < 1:
+            raise ValueError(f"{own.name} must be at least 1, got {value}.")
+    make_target(args.target, **as_dict(args.target_kwargs))
+    if args.loss_type == "dft" and args.target == "dft":
+        args.loss_type = "nll"  # both name the same loss; TRL would build its own for it
+    if args.loss_type != "nll":
+        raise ValueError(
+            f"target={args.target!r} and loss_type={args.loss_type!r} name two losses. Remove loss_type; "
+            f"target='dft' trains what loss_type='dft' does."
+        )
+
+
+def adopt_config(args: Any, model: Any) -> Any:
+    """The config to train with: `args` itself where possible, with the fields that TargetSFTConfig adds.
+
+    A script that passes TRL's SFTConfig, or its own subclass, keeps that object and its type; the missing fields are
+    set on it to their defaults. Plain TrainingArguments become a TargetSFTConfig, as TRL makes an SFTConfig of them.
+    """
+    if args is None:
+        name = model if isinstance(model, str) else model.config._name_or_path or type(model).__name__
+        return TargetSFTConfig(f"{Path(name).name}-Target-SFT")
+    if isinstance(args, TargetSFTConfig):
+        return args
+    if isinstance(args, SFTConfig):
+        adopted: Any = args
+        for own in own_fields():
+            if not hasattr(args, own.name):
+                assert own.default is not MISSING
+                setattr(args, own.name, own.default)
+        if adopted.loss_type == "dft" and adopted.target == DEFAULT_TARGET:
+            logger.warning("loss_type='dft' selects target='dft' unless the trainer is given a target.")
+            adopted.target = "dft"
+        validate_fields(adopted)
+        return adopted
+    known = {known.name for known in fields(TargetSFTConfig) if known.init}
+    values = {name: value for name, value in args.to_dict().items() if name in known}
+    for name in values:
+        if name.endswith("_token"):  # to_dict() masks secrets
+            values[name] = getattr(args, name)
+    return TargetSFTConfig(**values)

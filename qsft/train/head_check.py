@@ -26,12 +26,19 @@ def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
     """
     names = ("input_ids", "attention_mask", "position_ids")
     few = {name: inputs[name][:1, :CHECKED_TOKENS] for name in names if name in inputs}
-    labels, sft = few["input_ids"].clone(), make_target("sft")
+    sft = make_target("sft")
+    labels = few["input_ids"].clone()
     labels[:, 0] = IGNORED
     with evaluating(model):  # dropout would differ between the two, and move the random state of the run
         logits = model(**few, use_cache=False).logits[0, -labels.shape[1] : -1]  # virtual tokens lead
         ours = float(model(**few, labels=labels, target=sft, use_cache=False).loss)
     expected = float(target_loss(logits.float(), labels[0, 1:], sft))
+    if not torch.isfinite(logits).all():
+        raise ValueError(
+            f"the logits of {type(model).__name__} are NaN or infinite on the first batch, before any training: its "
+            "weights hold such values, or its dtype cannot represent its activations. Check the checkpoint, or load it "
+            "in float32 or bfloat16."
+        )
     half = bool({logits.dtype, next(model.parameters()).dtype} & {torch.float16, torch.bfloat16})
     # accelerate's mixed precision wraps forward, and turns what comes out back into float32.
     half = half or any(hasattr(module, "_original_forward") for module in model.modules())

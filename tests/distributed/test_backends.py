@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from qsft.train.checkpoints import checkpoints
+from qsft.train.checkpoints import list_checkpoints
 
 pytestmark = pytest.mark.distributed
 
@@ -148,7 +148,7 @@ def test_a_rank_killed_inside_a_save_leaves_a_run_that_resumes_bit_for_bit(launc
     folder, ranks = launch(backend, [{**case, "dies": "1"}], fails=True)
     assert not ranks
     out = folder / case["name"]
-    assert [one.path.name for one in checkpoints(out) if not one.flaws()] == ["checkpoint-2"]
+    assert [one.path.name for one in list_checkpoints(out) if not one.problems()] == ["checkpoint-2"]
     launch(backend, [{**case, "checkpoint": "last"}], folder)
     mine, other = (load_file(place / case["name"] / "model.safetensors") for place in (folder, unbroken))
     assert all(torch.equal(mine[name], other[name]) for name in other)

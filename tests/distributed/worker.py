@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, training
 from qsft.losses import head
 from qsft.processes import exit_process, process_group
 from qsft.train.config import TargetSFTConfig
-from qsft.train.teacher import RunTeacher, frozen_copy
+from qsft.train.teacher import LiveModel, TeacherModel, frozen_copy, open_live
 from qsft.train.trainer import TargetSFTTrainer
 
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
@@ -148,13 +148,13 @@ def refuse_empty_copies(world, run):
     model = AutoModelForCausalLM.from_pretrained(path)
     for name in sharded:
         del os.environ[name]
-    for teacher in (model, frozen_copy(model, args)):
+    for teacher in (model, frozen_copy(model)):
         try:
-            RunTeacher(None, teacher, args, live=True).run_live(nn.Module(), tokenizer)
+            open_live(LiveModel(TeacherModel(teacher, {})), nn.Module(), tokenizer, args)
         except ValueError as error:
             errors.append(str(error))
     os.environ.update(sharded)
-    named = RunTeacher(None, str(path), args, live=True).run_live(nn.Module(), tokenizer)
+    named = open_live(LiveModel(TeacherModel(str(path), {})), nn.Module(), tokenizer, args)
     assert any(parameter.any() for parameter in named.model.parameters())
     for name in sharded:
         del os.environ[name]

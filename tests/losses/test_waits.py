@@ -115,22 +115,23 @@ class Unread:
         self.side = SideInputs(**scores, document=torch.zeros(n, dtype=torch.long))
 
 
-def test_labels_are_found_with_one_question_and_none_if_they_were_counted():
+def test_labels_are_found_with_one_synchronization_and_none_if_their_positions_are_known():
     labels = torch.tensor([[3, -100, 5], [-100, 7, -100]])
     found = LabelTokens.of(labels)
     assert found.index.tolist() == [0, 2, 4]
     assert found.labels.tolist() == [3, 5, 7]
-    assert found.span == (0, 7)
+    assert found.id_range == (0, 7)
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(labels)
         with pytest.raises(DataDependentOutputException):
             LabelTokens.of(fake)
-        assert LabelTokens.of(fake, count=3).labels.shape == (3,)
-    counted = LabelTokens.of(labels, count=3)
-    assert counted.labels.tolist() == [3, 5, 7]
-    for wrong in (2, 4):
-        with pytest.raises(RuntimeError, match="Take label_count out of the batch"):
-            LabelTokens.of(labels, count=wrong)
+        positions = mode.from_tensor(torch.tensor([0, 2, 4]))
+        assert LabelTokens.of(fake, positions).labels.shape == (3,)
+    known = LabelTokens.of(labels, torch.tensor([0, 2, 4]))
+    assert known.labels.tolist() == [3, 5, 7]
+    for wrong in ([0, 2], [0, 1, 2, 4], [0, 1, 2]):
+        with pytest.raises(RuntimeError, match="Remove label_positions from the batch"):
+            LabelTokens.of(labels, torch.tensor(wrong))
     many = torch.where(torch.rand(64, 200) < 0.5, 1, -100)  # a sort that is not stable would mix them
     assert torch.equal(LabelTokens.of(many).index, (many.flatten() == 1).nonzero()[:, 0])
     assert LabelTokens.of(torch.empty(0, 4, dtype=torch.long)).labels.numel() == 0

@@ -15,7 +15,7 @@ def folder(tiny_files, tmp_path, monkeypatch):
     (tmp_path / "adir").mkdir()
     checkpoint = tmp_path / "broken" / "checkpoint-2"
     checkpoint.mkdir(parents=True)
-    for file in (checkpoint / "target.json", checkpoint / "trainer_state.json", tmp_path / "broken" / "run.json"):
+    for file in (checkpoint / "run.json", checkpoint / "trainer_state.json", tmp_path / "broken" / "run.json"):
         file.write_text("{}")
     for name in ("sweep.json", "manifest.json", "recipe.json"):
         (tmp_path / name).write_text("[]")

@@ -43,6 +43,6 @@ def test_one_hot_teacher_is_sft(trainer, data, copycat, tmp_path, arrangement):
     assert taught == pytest.approx(plain, rel=1e-5)
     for mine, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
-    sums = made.sums["train"].take(lambda total: total)
+    sums = made.metric_sums["train"].take(lambda total: total)
     assert sums["label_in_topk"] == sums["teacher_tokens"] == sums["tokens"] > 0
     assert sums["teacher_disagrees"] == 0

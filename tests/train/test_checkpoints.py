@@ -9,7 +9,15 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from qsft.train.checkpoints import Checkpoint, checkpoints, inhabited, read_run, resolve_checkpoint, set_aside
+from qsft.train.checkpoints import (
+    Checkpoint,
+    check_complete,
+    describe_existing_run,
+    list_checkpoints,
+    move_previous_run,
+    read_run_record,
+    resolve_checkpoint,
+)
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
 
@@ -58,9 +66,9 @@ class StopAt(TrainerCallback):
 
 def test_last_is_this_runs_own_and_not_a_later_step_of_another(run, finished, caplog):
     """A finished run, started anew with another learning rate, stopped early, resumed with last."""
-    old = read_run(finished)["id"]
+    old = read_run_record(finished)["id"]
     run(learning_rate=5e-3, callbacks=[StopAt(1)])
-    assert read_run(finished)["id"] != old
+    assert read_run_record(finished)["id"] != old
     assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-1")
     resumed = run(learning_rate=5e-3, resume=True)
     whole = run("whole", learning_rate=5e-3)
@@ -70,48 +78,51 @@ def test_last_is_this_runs_own_and_not_a_later_step_of_another(run, finished, ca
 
 def test_starting_anew_where_checkpoints_are_is_warned_of_by_the_trainer(run, finished, monkeypatch):
     warnings = []
-    monkeypatch.setattr("qsft.train.record.logger.warning", warnings.append)
+    monkeypatch.setattr("qsft.train.trainer.logger.warning", warnings.append)
     run(max_steps=1)
-    assert any("holds checkpoints of another run (checkpoint-4, checkpoint-2)" in text for text in warnings)
+    assert any("has checkpoints of another run (checkpoint-4, checkpoint-2)" in text for text in warnings)
 
 
 def test_starting_anew_is_refused_or_the_old_checkpoints_are_set_aside(finished):
-    assert re.search(r"holds checkpoints of another run.*last.*output_dir.*--overwrite", inhabited(finished))
-    moved = set_aside(finished)
+    assert re.search(r"has checkpoints of another run.*last.*output_dir.*--overwrite", describe_existing_run(finished))
+    moved = move_previous_run(finished)
     assert sorted(path.name for path in moved.iterdir()) == ["README.md", "checkpoint-2", "checkpoint-4", "run.json"]
-    assert Checkpoint(moved / "checkpoint-4").flaws() == []
-    assert inhabited(finished) is None
-    assert set_aside(finished) is None
-    with pytest.raises(ValueError, match="no whole checkpoint of this run"):
+    assert Checkpoint(moved / "checkpoint-4").problems() == []
+    assert describe_existing_run(finished) is None
+    assert move_previous_run(finished) is None
+    with pytest.raises(ValueError, match="no complete checkpoint of this run"):
         resolve_checkpoint(finished, "last")
 
 
 def test_a_save_that_was_cut_short_is_passed_over_and_named(run, finished, monkeypatch):
     shutil.copytree(finished / "checkpoint-4", finished / "checkpoint-6")
-    (finished / "checkpoint-6" / "whole.json").unlink()
+    (finished / "checkpoint-6" / "complete.json").unlink()
     (finished / "checkpoint-6" / "trainer_state.json").unlink()
     (finished / "checkpoint-8").mkdir()
     warnings = []
-    monkeypatch.setattr("transformers.utils.logging.get_logger", lambda *_: type("L", (), {"warning": warnings.append}))
+    monkeypatch.setattr("qsft.train.checkpoints.logger.warning", warnings.append)
     assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-4")
-    assert "checkpoint-8: its save was cut short, checkpoint-6: its save was cut short" in warnings[0]
-    with pytest.raises(ValueError, match=r"checkpoint-6 cannot be resumed from: its save was cut short.*checkpoint-4"):
+    assert "checkpoint-8: the save is incomplete, checkpoint-6: the save is incomplete" in warnings[0]
+    with pytest.raises(ValueError, match=r"cannot resume from .*checkpoint-6: the save is incomplete.*checkpoint-4"):
         run(resume=str(finished / "checkpoint-6"), max_steps=8)
 
 
 def test_the_old_checkpoint_outlives_a_save_that_fails(run, finished, monkeypatch):
     """save_total_limit=1 must not delete the last whole checkpoint before the next is whole."""
 
-    def fails(*_):
+    def fails(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Checkpoint, "seal", fails)
     with pytest.raises(KeyboardInterrupt):
         run(resume=True, max_steps=8, save_total_limit=1)
-    assert [one.path.name for one in checkpoints(finished) if not one.flaws()] == ["checkpoint-4", "checkpoint-2"]
+    assert [one.path.name for one in list_checkpoints(finished) if not one.problems()] == [
+        "checkpoint-4",
+        "checkpoint-2",
+    ]
     monkeypatch.undo()
     run(resume=True, max_steps=8, save_total_limit=1)
-    assert [one.path.name for one in checkpoints(finished)] == ["checkpoint-8"]
+    assert [one.path.name for one in list_checkpoints(finished)] == ["checkpoint-8"]
 
 
 # ---- damage ----
@@ -123,7 +134,6 @@ def files_of(checkpoint):
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "delete"])
 def test_damage_to_any_file_is_named_with_the_checkpoint_to_use_instead(finished, harm):
-    from qsft.train.checkpoints import refuse_damaged
 
     checkpoint = finished / "checkpoint-4"
     for name in files_of(checkpoint):
@@ -136,11 +146,11 @@ def test_damage_to_any_file_is_named_with_the_checkpoint_to_use_instead(finished
             middle = len(content) // 2
             (checkpoint / name).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
         with pytest.raises(ValueError) as error:
-            refuse_damaged(checkpoint)
-        assert name in str(error.value) or (name == "whole.json" and "cut short" in str(error.value))
+            check_complete(checkpoint)
+        assert name in str(error.value) or (name == "complete.json" and "incomplete" in str(error.value))
         assert f"Resume from {finished / 'checkpoint-2'} instead" in str(error.value)
         (checkpoint / name).write_bytes(content)
-    refuse_damaged(checkpoint)
+    check_complete(checkpoint)
 
 
 def test_a_flipped_bit_stops_a_resume_unless_digests_are_off(run, finished):
@@ -171,20 +181,20 @@ def test_another_trajectory_is_refused_by_name_and_can_be_insisted_on(run, data,
     other = {"rows": data.tokens(20)} if what == "data" else OTHERS[what]
     names = ["data", "max_length"] if what == "max_length" else [what]
     text = " and ".join(sorted(names, key=lambda name: name != "data"))
-    with pytest.raises(ValueError, match=rf"trained with another {text}:\n") as error:
+    with pytest.raises(ValueError, match=rf"trained with a different {text}:\n") as error:
         run(resume=True, max_steps=5, **other)
-    assert f"resume_with_other={json.dumps(sorted(names, key=lambda n: n != 'data'))}" in str(error.value)
-    before = read_run(finished)["id"]
-    made = run(resume=True, max_steps=5, resume_with_other=names, save_steps=1, **other)
+    assert f"resume_allow_changed={json.dumps(sorted(names, key=lambda n: n != 'data'))}" in str(error.value)
+    before = read_run_record(finished)["id"]
+    made = run(resume=True, max_steps=5, resume_allow_changed=names, save_steps=1, **other)
     assert made.state.global_step == 5
-    after = read_run(finished)  # another trajectory is another run, which knows where it came from
+    after = read_run_record(finished)  # another trajectory is another run, which knows where it came from
     assert after["id"] != before
-    assert after["parent"] == {"run": before, "checkpoint": str(finished / "checkpoint-4"), "other": names}
+    assert after["parent"] == {"run": before, "checkpoint": str(finished / "checkpoint-4"), "changed": names}
     assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-5")
 
 
 def test_another_learning_rate_that_is_insisted_on_is_used(run, finished):
-    settings = {"max_steps": 6, "learning_rate": 2e-3, "resume_with_other": ["learning_rate"]}
+    settings = {"max_steps": 6, "learning_rate": 2e-3, "resume_allow_changed": ["learning_rate"]}
     made = run(resume=str(finished / "checkpoint-2"), **settings)
     rates = [entry["learning_rate"] for entry in made.state.log_history if "learning_rate" in entry]
     whole = run("whole", max_steps=6, learning_rate=2e-3)
@@ -193,28 +203,28 @@ def test_another_learning_rate_that_is_insisted_on_is_used(run, finished):
 
 
 def test_more_steps_and_another_split_of_the_batch_are_allowed(run, finished):
-    before = read_run(finished)["id"]
+    before = read_run_record(finished)["id"]
     made = run(resume=True, max_steps=6, per_device_train_batch_size=8, gradient_accumulation_steps=1, logging_steps=2)
     assert made.state.global_step == 6
-    assert read_run(finished)["id"] == before
-    assert read_run(finished)["recorded"]["max_steps"] == 6
+    assert read_run_record(finished)["id"] == before
+    assert read_run_record(finished)["recorded"]["max_steps"] == 6
 
 
 def test_a_name_that_no_run_records_is_refused(run, finished):
-    with pytest.raises(ValueError, match=r"resume_with_other names lr, which no run records.*learning_rate"):
-        run(resume=True, resume_with_other=["lr"])
+    with pytest.raises(ValueError, match=r"resume_allow_changed names lr, which no run records.*learning_rate"):
+        run(resume=True, resume_allow_changed=["lr"])
 
 
 def test_a_run_that_began_from_a_checkpoint_elsewhere_resumes_there_before_its_own_first_save(run, finished):
     run("branch", resume=str(finished / "checkpoint-2"), max_steps=3, save_strategy="no")
     branch = finished.parent / "branch"
     assert resolve_checkpoint(branch, "last") == str(finished / "checkpoint-2")
-    assert read_run(branch)["parent"]["run"] == read_run(finished)["id"]
+    assert read_run_record(branch)["parent"]["run"] == read_run_record(finished)["id"]
 
 
 def test_checkpoints_of_another_trainer_are_found(finished):
-    for one in checkpoints(finished):
-        for name in ("whole.json", "target.json"):
+    for one in list_checkpoints(finished):
+        for name in ("complete.json", "run.json"):
             (one.path / name).unlink()
     (finished / "run.json").unlink()
     assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-4")
@@ -223,10 +233,10 @@ def test_checkpoints_of_another_trainer_are_found(finished):
 
 
 def test_the_old_policy_of_other_batches_is_not_used(data):
-    from qsft.train.side_inputs import Block
+    from qsft.train.old_policy import OldPolicy
 
-    block = Block(2, lambda batch: torch.full((2,), 7.0))
-    block.saved = [{"input_ids": torch.tensor([1, 2]), "old_logp": torch.zeros(2)}]
+    block = OldPolicy(2, lambda batch: torch.full((2,), 7.0))
+    block._from_checkpoint = [{"input_ids": torch.tensor([1, 2]), "old_logp": torch.zeros(2)}]
     batch = {"input_ids": torch.tensor([1, 3])}
-    [served] = block.serve(iter([batch]), 1, step=1)
+    [served] = block.batches_of_step(iter([batch]), 1, step=1)
     assert served["old_logp"].view(torch.float32).tolist() == [7.0, 7.0]

@@ -13,6 +13,7 @@ from qsft.losses.head import from_bits, to_bits
 from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.live import LiveTeacher
 from qsft.train.collator import TeacherCollator
+from qsft.train.columns import check_columns_exist
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,9 @@ def test_nothing_but_integers(rows, cache):
 def test_a_missing_document_is_named(rows, cache):
     stranger = {"input_ids": [40, 41, 42], "labels": [40, 41, 42]}
     base = DataCollatorForLanguageModeling(0)
-    with pytest.raises(ValueError, match=r"does not hold a document.*\[40, 41, 42\].*max_length.*qsft cache build"):
+    with pytest.raises(ValueError, match=r"does not have a document.*\[40, 41, 42\].*max_length.*qsft cache build"):
         TeacherCollator(base, cache)([rows[0], stranger])
-    batch = TeacherCollator(base, cache, missing="self")([rows[0], stranger])
+    batch = TeacherCollator(base, cache, missing="student")([rows[0], stranger])
     assert (from_bits(batch["teacher_logps"])[1] == float("-inf")).all()
     assert (from_bits(batch["teacher_logps"])[0] > float("-inf")).any()
 
@@ -96,7 +97,7 @@ def test_columns_are_laid_out_like_the_tokens(padding_free):
         {"input_ids": [8, 9], "labels": [8, 9], "critical": [1, 1], "w": 0.5},
     ]
     base = DataCollatorForLanguageModeling(0, padding_free=padding_free, pad_to_multiple_of=4)
-    batch = TeacherCollator(base, None, columns={"critical": "critical", "weight": "w"}, document=True)(rows)
+    batch = TeacherCollator(base, None, columns={"critical": "critical", "weight": "w"}, attach_document=True)(rows)
     critical, weight = batch["critical"], from_bits(batch["weight"])
     expected = [[0, 1, 0, 1, 1, 0, 0, 0]] if padding_free else [[0, 1, 0, 0], [1, 1, 0, 0]]
     assert critical.tolist() == expected
@@ -106,9 +107,32 @@ def test_columns_are_laid_out_like_the_tokens(padding_free):
 
 
 def test_a_missing_column_is_named():
+    rows = Dataset.from_list([{"input_ids": [5, 6]}])
+    with pytest.raises(ValueError, match=r"reads the column 'critical'.*input_ids.*critical_column"):
+        check_columns_exist(rows, {"critical": "critical"})
+
+
+def test_attributes_are_those_of_the_wrapped_collator():
     base = DataCollatorForLanguageModeling(0)
-    with pytest.raises(ValueError, match=r"reads the column 'critical'.*input_ids"):
-        TeacherCollator(base, None, columns={"critical": "critical"})([{"input_ids": [5, 6]}])
+    collator = TeacherCollator(base, None)
+    assert collator.pad_token_id == 0
+    collator.pad_to_multiple_of = 8
+    assert base.pad_to_multiple_of == 8
+    assert collator([{"input_ids": [5, 6], "labels": [5, 6]}])["input_ids"].shape == (1, 8)
+    assert pickle.loads(pickle.dumps(collator)).pad_to_multiple_of == 8
+    with pytest.raises(AttributeError):
+        _ = collator.no_such_attribute
+
+
+@pytest.mark.parametrize("name", ["input_ids", "labels"])
+def test_ids_outside_the_embedding_are_named(name):
+    collator = TeacherCollator(DataCollatorForLanguageModeling(0), None, num_embeddings=8)
+    row = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
+    collator([row])
+    with pytest.raises(ValueError, match=f"{name} has the id 8, but the student's embedding has 8 entries"):
+        collator([{**row, name: [5, 8, 7]}])
+    with pytest.raises(ValueError, match=f"{name} has the id -1"):
+        collator([{**row, name: [5, -1, 7]}])
 
 
 def test_bits_round_trip():

@@ -29,7 +29,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from qsft.targets.target import Target
 from qsft.targets.trust import Constant
-from qsft.train.config import TargetSFTConfig
+from qsft.train.config import TargetSFTConfig, adopt_config
 from qsft.train.trainer import TargetSFTTrainer
 
 PLAIN = {
@@ -57,7 +57,8 @@ def test_every_class_of_arguments(kind, tiny_model, tiny_tokenizer, data, tmp_pa
         tiny_model(), args, train_dataset=data.completion(), processing_class=tiny_tokenizer, teacher=tiny_model(seed=5)
     )
     made.train()
-    assert isinstance(made.args, TargetSFTConfig)
+    if kind is not TrainingArguments:
+        assert made.args is args  # a project's own config keeps its type and its fields
     assert (made.args.learning_rate, made.args.target, made.args.hub_token) == (3e-4, "target_sft", args.hub_token)
     assert len(logged(made)) == 2
 
@@ -126,15 +127,18 @@ def test_no_arguments_but_a_name_of_a_model(student, data, monkeypatch, tmp_path
 
 
 def test_loss_type_dft_names_the_target(config, trainer, data, logged):
-    args = config(target=None, loss_type="dft")
-    assert (args.target, args.loss_type) == ("dft", "nll")
-    made, named = trainer(data.completion(), target=None, loss_type="dft"), trainer(data.completion(), target="dft")
+    made = trainer(data.completion(), target="dft", loss_type="dft")
+    named = trainer(data.completion(), target="dft")
     made.train()
     named.train()
     assert logged(made) == logged(named)
-    plain = SFTConfig(args.output_dir, loss_type="dft", eos_token="<|eos|>", use_cpu=True, bf16=False)
-    assert TargetSFTConfig.own(plain, None).target == "dft"
-    assert TargetSFTConfig.own(plain, None).eos_token == "<|eos|>"
+    plain = SFTConfig(named.args.output_dir, loss_type="dft", eos_token="<|eos|>", use_cpu=True, bf16=False)
+    adopted = adopt_config(plain, None)
+    assert adopted is plain
+    assert adopted.target == "dft"
+    assert adopted.eos_token == "<|eos|>"
+    with pytest.raises(ValueError, match="target='kd' and loss_type='dft' name two losses"):
+        config(target="kd", loss_type="dft")
 
 
 # ---- data ----
@@ -231,11 +235,11 @@ def test_a_formatting_function_and_evaluation_by_name(trainer, data):
 
 def test_streaming_data_need_a_live_teacher_or_a_prebuilt_cache(trainer, data, student):
     stream = data.completion().to_iterable_dataset()
-    with pytest.raises(ValueError, match=r"the data stream.*teacher_live=True.*teacher_cache=DIRECTORY"):
+    with pytest.raises(ValueError, match=r"the data are streamed.*teacher_live=True.*teacher_cache=DIRECTORY"):
         trainer(stream, target="target_sft", teacher=student)
-    with pytest.raises(ValueError, match=r"the data stream, so base cannot.*teacher_live=True"):
+    with pytest.raises(ValueError, match=r"the data are streamed, so the log-probs of the student.*teacher_live=True"):
         trainer(stream, target="sft_kl")
-    with pytest.raises(ValueError, match="the data stream"):  # now, not at the first evaluation
+    with pytest.raises(ValueError, match="the data are streamed"):  # now, not at the first evaluation
         trainer(data.completion(), eval_dataset={"a": stream}, target="target_sft", teacher=student)
     trainer(stream, target="target_sft", teacher=student, teacher_live=True, max_steps=1).train()
     built = trainer(data.completion(), target="target_sft", teacher=student).cache.path
@@ -320,7 +324,7 @@ def test_the_final_log_carries_what_was_not_logged_and_nothing_leaks(trainer, da
     first, last = (entry for entry in made.state.log_history if "gamma" in entry)
     assert "train_runtime" in last
     assert last["num_tokens"] > first["num_tokens"]
-    assert made.sums["train"].total is None
+    assert made.metric_sums["train"].total is None
     short = trainer(data.completion(), max_steps=1, logging_steps=50)
     short.train()
     assert short.state.log_history[-1]["nll"] > 0
@@ -350,7 +354,7 @@ def test_a_constant_gamma_of_one_has_quartiles_of_one(trainer, data):
 # ---- the hub ----
 
 
-def test_neither_caches_nor_earlier_checkpoints_are_uploaded(trainer, data, monkeypatch):
+def test_an_upload_skips_underscores_and_a_checkpoint_is_uploaded_when_complete(trainer, data, monkeypatch):
     from huggingface_hub import HfApi
 
     uploads = []
@@ -371,9 +375,9 @@ def test_neither_caches_nor_earlier_checkpoints_are_uploaded(trainer, data, monk
     made.train()
     made.push_to_hub()
     whole, checkpoint, last = uploads
-    assert {"teacher_cache/*", "earlier/*", "checkpoint-*"} <= set(last["ignore_patterns"])
-    assert {"teacher_cache/*", "earlier/*"} <= set(whole["ignore_patterns"])
-    assert "whole.json" in checkpoint["files"]  # a checkpoint is pushed when it is whole
+    for patterns in (whole["ignore_patterns"], last["ignore_patterns"]):
+        assert {"_*", "checkpoint-*"} <= set(patterns)  # _eval/ and _curated/ stay here
+    assert "complete.json" in checkpoint["files"]
 
 
 def test_a_model_saved_by_the_trainer_is_plain(trainer, data, tmp_path):

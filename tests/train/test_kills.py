@@ -109,7 +109,7 @@ def test_damage_to_any_file_of_a_checkpoint_is_found(attempt, tmp_path, kind, te
     out, rng, harms = tmp_path / "run", random.Random(kind), 0
     assert attempt(kind, out)
     checkpoint = Path(resolve_checkpoint(out, "last"))
-    assert Checkpoint(checkpoint).flaws() == []
+    assert Checkpoint(checkpoint).problems() == []
     kept = shutil.copytree(checkpoint, tmp_path / "kept")
     for file in sorted(kept.iterdir()):
         content = file.read_bytes()
@@ -117,9 +117,9 @@ def test_damage_to_any_file_of_a_checkpoint_is_found(attempt, tmp_path, kind, te
             place = rng.randrange(len(content))
             flipped = content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
             (checkpoint / file.name).write_bytes(rng.choice([flipped, flipped, content[:place], content + b"\0"]))
-            flaws = Checkpoint(checkpoint).flaws()
+            flaws = Checkpoint(checkpoint).problems()
             assert any(file.name in flaw for flaw in flaws), (file.name, flaws)
             harms += 1
         (checkpoint / file.name).write_bytes(content)
     tell(f"{kind}: {harms} damaged files of a checkpoint, all found and named")
-    assert Checkpoint(checkpoint).flaws() == []
+    assert Checkpoint(checkpoint).problems() == []

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from qsft.losses import fused
@@ -34,7 +34,7 @@ def test_only_adapters_change(trainer, data, tiny_model, lora, monkeypatch):
 @pytest.mark.parametrize("name", ["sft_kl", "asft", "iw_sft"])
 def test_the_adapter_switched_off_is_the_frozen_base(trainer, data, tiny_model, lora, logged, name):
     off = trainer(data.completion(), target=name, teacher="base", peft_config=lora, learning_rate=1e-2)
-    assert isinstance(off.live.model, PeftModel)
+    assert isinstance(off.live_teacher.model, PeftModel)
     copy = trainer(data.completion(), target=name, teacher=tiny_model(), peft_config=lora, learning_rate=1e-2)
     off.train()
     copy.train()
@@ -112,7 +112,7 @@ def test_a_live_base_runs_under_the_students_autocast(trainer, data, lora):
     seen = []
     layer = made.model.get_base_model().model.layers[0]
     layer.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
-    made.head_inputs(made.data_collator(list(made.train_dataset)[:2]))
+    made._head_inputs(made.data_collator(list(made.train_dataset)[:2]))
     assert seen[-1]  # the ones before are the self-check, in full precision
 
 
@@ -122,11 +122,33 @@ def test_an_adapter_on_the_head_is_refused(trainer, data):
         trainer(data.completion(), peft_config=config)
 
 
-def test_prompt_learning_is_refused_with_rows_per_token(trainer, data, tiny_model):
-    config = PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
-    for settings in ({"target": "target_sft", "teacher": tiny_model(seed=5)}, {"target": "psft"}):
-        with pytest.raises(ValueError, match=r"PromptTuningConfig is prompt learning.*LoRA"):
-            trainer(data.completion(), peft_config=config, **settings)
+PROMPT_LEARNING = {
+    "prompt tuning": PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "prefix tuning": PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "p-tuning": PromptEncoderConfig(num_virtual_tokens=4, encoder_hidden_size=8, task_type="CAUSAL_LM"),
+}
+
+
+@pytest.mark.parametrize("kind", PROMPT_LEARNING)
+@pytest.mark.parametrize("how", ["cached", "live"])
+def test_virtual_tokens_do_not_shift_the_teacher(trainer, data, copycat, logged, tmp_path, kind, how):
+    """A teacher that is certain of the labels makes kd equal to sft, unless its log-probs are shifted."""
+    settings = {"peft_config": PROMPT_LEARNING[kind], "max_steps": 2, "gradient_checkpointing": False}
+    cache = str(tmp_path / "cache") if how == "cached" else None
+    distilled = trainer(data.completion(), target="kd", teacher=copycat, teacher_cache=cache, **settings)
+    plain = trainer(data.completion(), target="sft", **settings)
+    distilled.train()
+    plain.train()
+    assert logged(distilled) == pytest.approx(logged(plain), rel=1e-5)
+
+
+def test_psft_scores_its_old_policy_with_virtual_tokens(trainer, data, logged):
+    settings = {"peft_config": PROMPT_LEARNING["prompt tuning"], "max_steps": 1}
+    clipped = trainer(data.completion(), target="psft", **settings)
+    plain = trainer(data.completion(), target="sft", **settings)
+    clipped.train()
+    plain.train()
+    assert logged(clipped) == pytest.approx(logged(plain), rel=1e-5)  # the ratio is 1 at the start of a block
 
 
 def test_the_qlora_settings_reach_trl(data, config, tiny_tokenizer, tiny_model, lora, tmp_path):

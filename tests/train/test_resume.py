@@ -133,12 +133,12 @@ def test_resumed_in_a_new_process(taught, data, tiny_model, tiny_tokenizer, tmp_
 
 def test_a_checkpoint_remembers_its_target_and_teacher(whole):
     made = whole("target_sft")
-    record = json.loads(Path(made.args.output_dir, "checkpoint-4", "target.json").read_text())
+    record = json.loads(Path(made.args.output_dir, "checkpoint-4", "run.json").read_text())
     assert record["name"] == "target_sft"
     assert record["target"] == made.target.record()
     assert record["teacher"] == asdict(made.cache.manifest.identity)
     run = json.loads(Path(made.args.output_dir, "run.json").read_text())
-    assert record["run"] == run["id"]
+    assert record["id"] == run["id"]
     assert run["trajectory"] == record["trajectory"]
     assert run["trajectory"]["batch"] == 8
 
@@ -155,17 +155,17 @@ def test_another_target_or_teacher_is_refused(taught, unfinished, tmp_path, chan
     checkpoint = unfinished("target_sft")
     changed = {**change, "output_dir": str(checkpoint.parent)}
     changed |= {"teacher_cache": str(tmp_path / "cache2")} if what == "teacher" else {}
-    with pytest.raises(ValueError, match=rf"(?s)trained with another {what}.*resume_with_other_target=True"):
+    with pytest.raises(ValueError, match=rf"(?s)trained with a different {what}.*resume_allow_changed="):
         taught("target_sft", **changed).train(resume_from_checkpoint=str(checkpoint))
-    asked = taught("target_sft", resume_with_other_target=True, max_steps=5, **changed)
+    asked = taught("target_sft", resume_allow_changed=["target", "teacher"], max_steps=5, **changed)
     asked.train(resume_from_checkpoint=True)
     assert asked.state.global_step == 5
 
 
 def test_a_checkpoint_of_another_trainer_is_taken(taught, unfinished):
     checkpoint = unfinished("target_sft")
-    (checkpoint / "target.json").unlink()
-    (checkpoint / "whole.json").unlink()
+    (checkpoint / "run.json").unlink()
+    (checkpoint / "complete.json").unlink()
     again = taught("target_sft", max_steps=5)
     again.train(resume_from_checkpoint=str(checkpoint))
     assert again.state.global_step == 5

@@ -12,8 +12,10 @@ PAIRS = [("sft", "nll"), ("dft", "dft")]
 def trl_trainer(config, tiny_model, tiny_tokenizer):
     """TRL's own trainer with the settings of ours."""
 
-    def make(data, **overrides):
-        return SFTTrainer(tiny_model(), config(**overrides), train_dataset=data, processing_class=tiny_tokenizer)
+    def make(data, loss_type="nll", **overrides):
+        args = config(**overrides)
+        args.loss_type = loss_type  # of a TargetSFTConfig, which rejects a second loss beside its target
+        return SFTTrainer(tiny_model(), args, train_dataset=data, processing_class=tiny_tokenizer)
 
     return make
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from qsft.targets.registry import make_target
+from qsft.teacher.documents import Documents
 from qsft.teacher.sources.transformers_source import TransformersSource
-from qsft.train.teacher import RunTeacher, put_back
+from qsft.train.teacher import moved_back_afterwards, open_cache, resolve_teacher
 from qsft.train.trainer import TargetSFTTrainer
 
 
@@ -60,7 +62,7 @@ def test_dtype_of_the_init_kwargs_reaches_the_teacher(trainer, data, saved, tiny
     settings = {"target": "target_sft", "teacher": saved(tiny_tokenizer), "teacher_live": live}
     made = trainer(data.completion(), teacher_model_init_kwargs={"dtype": "bfloat16", "revision": "main"}, **settings)
     if live:
-        assert str(made.live.model.dtype) == "torch.bfloat16"
+        assert str(made.live_teacher.model.dtype) == "torch.bfloat16"
     else:
         assert made.cache.manifest.identity.dtype == "bfloat16"
         assert made.cache.manifest.identity.teacher["revision"] == "main"
@@ -70,7 +72,7 @@ def test_dtype_of_the_init_kwargs_reaches_a_base_that_is_copied(config, data, sa
     settings = {"target": "sft_kl", "teacher_live": True, "model_init_kwargs": {"dtype": "bfloat16"}}
     rows, name = data.completion(), saved(tiny_tokenizer)
     made = TargetSFTTrainer(name, config(**settings), teacher="base", train_dataset=rows)
-    assert str(made.live.model.dtype) == "torch.bfloat16"
+    assert str(made.live_teacher.model.dtype) == "torch.bfloat16"
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "cached"])
@@ -99,8 +101,9 @@ def fill_base(config, data, tiny_tokenizer, tmp_path, monkeypatch):
     def fill(student, **settings):
         args = config(target="sft_kl", **settings)
         monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-        teacher = RunTeacher(tmp_path / "cache", "base", args)
-        return teacher.fill(teacher.path, list(data.tokens()), tiny_tokenizer, student)
+        args.teacher_cache = str(tmp_path / "cache")
+        cached = resolve_teacher("base", make_target("sft_kl"), args, student)
+        return open_cache(cached, Documents(data.tokens()), student, tiny_tokenizer, args)
 
     return fill
 
@@ -124,7 +127,7 @@ def test_a_sharded_base_that_is_not_the_student_is_told(saved, fill_base, caplog
 
 
 def test_a_sharded_base_must_have_a_name(fill_base, tiny_model):
-    with pytest.raises(ValueError, match="must load the student's first weights again"):
+    with pytest.raises(ValueError, match="must load the student's initial weights again"):
         fill_base(tiny_model())
 
 
@@ -132,6 +135,6 @@ def test_a_teacher_in_memory_is_moved_to_the_device_of_the_run_and_back(tiny_mod
     assert TransformersSource(tiny_model()).load().device.type == "cpu"
     assert TransformersSource(tiny_model(), device="meta").load().device.type == "meta"
     teacher = tiny_model().to("meta")
-    with put_back(teacher):
+    with moved_back_afterwards(teacher):
         teacher.to_empty(device="cpu")
     assert teacher.device.type == "meta"

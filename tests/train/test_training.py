@@ -54,7 +54,7 @@ def test_cached_and_live_teachers_give_the_same_losses(taught, data, logged, set
     live = taught(data.completion(), teacher_cache=None, **settings)
     assert cached.cache is not None
     assert live.cache is None
-    assert live.live is not None
+    assert live.live_teacher is not None
     cached.train()
     live.train()
     assert logged(cached) == pytest.approx(logged(live), rel=1e-3)
@@ -66,7 +66,7 @@ def test_packed_and_unpacked_documents_have_the_same_losses(taught, data):
         features = list(made.train_dataset)
         batch = made.data_collator(features)
         documents = Documents(made.train_dataset)
-        made.data_collator.document = True
+        made.data_collator.attach_document = True
         index = made.data_collator(features)["document"]
         found = {}
         for number in range(int(index.max()) + 1):
@@ -74,7 +74,9 @@ def test_packed_and_unpacked_documents_have_the_same_losses(taught, data):
             if bool((labels != -100).any()):
                 key = tuple(batch["input_ids"][index == number].tolist())
                 with torch.no_grad():
-                    found[key] = float(made.compute_loss(made.model, {**batch, "labels": labels, "label_count": None}))
+                    found[key] = float(
+                        made.compute_loss(made.model, {**batch, "labels": labels, "label_positions": None})
+                    )
         assert len(found) == len(documents)
         return found
 
@@ -205,7 +207,7 @@ def test_streaming_data_are_looked_up_as_they_come(taught, data, logged):
     made.train()
     assert logged(made, "fallback_tokens") == [0] * 4
     stranger = taught(data.completion(16).to_iterable_dataset(), teacher=str(known.cache.path), teacher_cache=None)
-    with pytest.raises(ValueError, match="does not hold a document of this batch"):
+    with pytest.raises(ValueError, match="does not have a document of this batch"):
         stranger.train()
 
 
@@ -216,7 +218,9 @@ def test_preflight_names_what_is_missing(taught, data, logged):
         ValueError, match=r"4 of 16 documents are not in the teacher cache.*max_length.*qsft cache build"
     ):
         taught(data.completion(16), **only)
-    lenient = taught(data.completion(16), teacher_missing="self", max_steps=1, per_device_train_batch_size=16, **only)
+    lenient = taught(
+        data.completion(16), teacher_missing="student", max_steps=1, per_device_train_batch_size=16, **only
+    )
     lenient.train()
     assert logged(lenient, "fallback_tokens")[0] > 0
 
@@ -246,7 +250,7 @@ def test_a_model_id_is_built_into_a_cache(trainer, data, teacher, tiny_tokenizer
         with pytest.raises(ValueError, match="was made with other settings"):
             trainer(data.completion(), **{**named, **other})
     live = trainer(data.completion(), target="target_sft", teacher=name, teacher_live=True)
-    assert live.live is not None
+    assert live.live_teacher is not None
     assert live.cache is None
 
 
@@ -363,7 +367,7 @@ def test_the_command_line_takes_every_field(tmp_path):
 def test_build_cache_and_the_trainer_agree_on_documents(taught, data, teacher, tiny_tokenizer, tmp_path):
     made = taught(data.completion(10), packing=True, max_length=32)
     built = build_cache(
-        Documents(made.train_dataset), teacher, tmp_path / "other", tokenizer=tiny_tokenizer, k=16, progress=False
+        Documents(made.train_dataset), teacher, tmp_path / "other", tokenizer=tiny_tokenizer, top_k=16, progress=False
     )
     assert len(built) == len(made.cache)
 
@@ -401,7 +405,7 @@ def test_a_target_that_holds_tensors_is_saved_and_recognised(trainer, data, tmp_
     run(torch.zeros(size)).train()
     checkpoint = str(tmp_path / "run" / "checkpoint-2")
     run(torch.zeros(size)).train(resume_from_checkpoint=checkpoint)
-    with pytest.raises(ValueError, match="another target"):
+    with pytest.raises(ValueError, match="a different target"):
         run(torch.ones(size)).train(resume_from_checkpoint=checkpoint)
 
 
@@ -418,4 +422,4 @@ def test_a_teacher_that_nobody_reads_is_named(trainer, data, teacher, caplog):
     logging.enable_propagation()
     trainer(data.tokens(), target="dft", teacher=teacher)
     logging.disable_propagation()
-    assert "reads no teacher: the one given is not used" in caplog.text
+    assert "does not read a teacher: the given one is not used" in caplog.text

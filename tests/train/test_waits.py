@@ -12,8 +12,8 @@ from qsft import make_target
 from qsft.losses.sums import SUM_NAMES
 from qsft.teacher.live import LiveTeacher
 from qsft.train.metrics import MetricSums
-from qsft.train.safeguards import counts_hold
-from qsft.train.side_inputs import score
+from qsft.train.old_policy import score_labels
+from qsft.train.validate import collator_sees_final_labels
 
 # Each kind of input that a batch carries; that no row's head asks for a value: tests/losses/test_waits.py.
 READERS = ("sft", "target_sft", "iw_sft", "psft", "cft")
@@ -26,7 +26,7 @@ def test_no_step_waits_for_the_device(trainer, data, tiny_model, tmp_path):
         data.tokens(), model=small, target="target_sft", teacher=tiny_model(seed=5), teacher_cache=str(tmp_path),
         check_head=False,
     )  # fmt: skip
-    made.data_collator.document = True
+    made.data_collator.attach_document = True
     batch = made.data_collator(list(made.train_dataset)[:4])
     batch["critical"] = torch.ones_like(batch["labels"], dtype=torch.int8)
     batch["old_logp"] = torch.zeros_like(batch["labels"], dtype=torch.int32)
@@ -38,11 +38,11 @@ def test_no_step_waits_for_the_device(trainer, data, tiny_model, tmp_path):
             made.target = make_target(name)
             loss = made.compute_loss(made.model, fake, num_items_in_batch=in_step)
             torch.autograd.grad(loss, trained)
-        assert score(made.model, fake).shape == batch["labels"].shape
-        made.target, made.live = make_target("target_sft"), LiveTeacher(small, k=5)
-        made.live._checked = True  # which compares values, once
+        assert score_labels(made.model, fake).shape == batch["labels"].shape
+        made.target, made.live_teacher = make_target("target_sft"), LiveTeacher(small, k=5)
+        made.live_teacher._head_checked = True  # which compares values, once
         made.compute_loss(made.model, fake, num_items_in_batch=in_step)
-        del fake["label_count"]
+        del fake["label_positions"]
         with pytest.raises(DataDependentOutputException):
             made.compute_loss(made.model, fake, num_items_in_batch=in_step)
 
@@ -52,7 +52,7 @@ def test_the_collator_counts_the_labels_that_the_head_sees(trainer, data):
     rows = list(made.train_dataset)[:5]
     batch = made.data_collator(rows)
     expected = sum(label != -100 for row in rows for label in row["labels"][1:])
-    assert batch["label_count"] == expected == int(made.model(**batch, target=made.target).sums[0])
+    assert len(batch["label_positions"]) == expected == int(made.model(**batch, target=made.target).sums[0])
 
 
 def test_labels_are_counted_only_where_the_count_holds(tiny_model, data):
@@ -63,17 +63,26 @@ def test_labels_are_counted_only_where_the_count_holds(tiny_model, data):
         return SimpleNamespace(num_processes=2, dispatch_batches=dispatch)
 
     alone = SimpleNamespace(num_processes=1, dispatch_batches=True)
-    assert counts_hold(model, alone, [rows, stream])
-    assert [counts_hold(model, many(d), [rows, None]) for d in (None, False, True)] == [True, True, False]
-    assert [counts_hold(model, many(d), [rows, stream]) for d in (None, False, True)] == [False, True, False]
+    assert collator_sees_final_labels(model, alone, [rows, stream])
+    assert [collator_sees_final_labels(model, many(d), [rows, None]) for d in (None, False, True)] == [
+        True,
+        True,
+        False,
+    ]
+    assert [collator_sees_final_labels(model, many(d), [rows, stream]) for d in (None, False, True)] == [
+        False,
+        True,
+        False,
+    ]
     prompted = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
-    assert not counts_hold(prompted, alone, [rows])
+    assert not collator_sees_final_labels(prompted, alone, [rows])
 
 
 def test_metrics_make_no_tensor_from_a_number():
     sums = MetricSums()
+    loss = torch.tensor(1.0)
     with FromNumbers() as mode:
         for seen in (5, torch.tensor(5)):
-            sums.add(torch.zeros(len(SUM_NAMES)), seen)
+            sums.add(torch.zeros(len(SUM_NAMES)), seen, loss)
     assert mode.found == ["aten.lift_fresh.default"]  # the test's own tensor
-    assert sums.take(lambda total: total)["seen"] == 10
+    assert sums.take(lambda total: total)["tokens_read"] == 10

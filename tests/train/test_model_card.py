@@ -6,7 +6,7 @@ import yaml
 
 from qsft.targets.residual import SelfPrior
 from qsft.targets.target import Target
-from qsft.train.card import BIBTEX, TITLE
+from qsft.train.model_card import CITATION, TITLE
 
 
 def read(made):
@@ -24,17 +24,17 @@ def test_a_named_target_with_a_cached_teacher(trainer, data, tiny_model, tmp_pat
     assert "Q = γ·δ_y + (1−γ)·π̃" in text
     assert repr(made.target) in text
     assert "top-8" in text
-    assert BIBTEX in text
+    assert CITATION in text
     assert text.index("### Target distribution") < text.index("### Framework versions")
 
 
 def test_card_readme_and_citation_file_name_the_same_paper():
     root = Path(__file__).parents[2]
-    assert f"```bibtex\n{BIBTEX}\n```" in (root / "README.md").read_text(encoding="utf-8")
+    assert f"```bibtex\n{CITATION}\n```" in (root / "README.md").read_text(encoding="utf-8")
     paper = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))["preferred-citation"]
     authors = " and ".join(f"{one['family-names']}, {one['given-names']}" for one in paper["authors"])
-    assert f"author = {{{authors}}}" in BIBTEX
-    assert (paper["title"], paper["url"] in BIBTEX) == (TITLE, True)
+    assert f"author = {{{authors}}}" in CITATION
+    assert (paper["title"], paper["url"] in CITATION) == (TITLE, True)
 
 
 def test_a_target_of_the_users_own(trainer, data):

@@ -6,7 +6,7 @@ from peft import LoraConfig
 
 from qsft.losses.head import from_bits, label_logps
 from qsft.teacher.sources.transformers_source import weights_digest
-from qsft.train.side_inputs import Block
+from qsft.train.old_policy import OldPolicy
 
 ALL_BUT_SIDE = ["sft", "dft", "beyond_log", "profit", "eaft", "label_smoothing", "gem", "kd", "kd_hybrid", "target_sft"]
 
@@ -35,7 +35,7 @@ def test_base_is_the_student_before_training(trainer, data, logged, name, live):
     scale = {"sft_kl": 0.1, "asft": 0.1}[name]
     assert first["residual_loss"] == pytest.approx(scale * first["entropy"], rel=2e-2)
     if live:
-        assert not any(p.requires_grad for p in made.live.model.parameters())
+        assert not any(p.requires_grad for p in made.live_teacher.model.parameters())
 
 
 @pytest.mark.parametrize("name", ["sft_kl", "asft", "iw_sft"])
@@ -48,7 +48,7 @@ def test_anchor_rows_read_the_student_before_training_not_the_teacher(trainer, d
     assert taught.cache.path == tmp_path / "cache"
     assert anchored.cache.path != taught.cache.path  # both live side by side
     assert anchored.cache.manifest.identity.teacher["weights"] == weights_digest(anchored.model)
-    assert anchored.record()["role"] == "reference"
+    assert anchored._distribution_record()["role"] == "reference"
     followed = trainer(data.completion(), target=name, reference_model_name_or_path="teacher", **recipe)
     assert followed.cache.path == taught.cache.path
     other = str(tmp_path / "teacher")
@@ -68,8 +68,8 @@ def test_an_explicit_teacher_of_an_anchor_row_is_its_reference(trainer, data, ti
 def test_the_reference_of_an_adapter_is_the_student_with_it_switched_off(trainer, data):
     lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
     made = trainer(data.completion(), target="asft", peft_config=lora, max_steps=1)
-    assert made.live is not None
-    assert made.live.base
+    assert made.live_teacher is not None
+    assert made.live_teacher.base
     made.train()
 
 
@@ -78,15 +78,15 @@ def test_a_frozen_copy_does_not_move(trainer, data, tiny_model):
     trainer(data.completion(), model=student).train()  # patches the student's forward once
     made = trainer(data.completion(), model=student, target="sft_kl", teacher="base", teacher_live=True)
     batch = made.base_collator(list(made.train_dataset)[:4])
-    before = made.live(batch["input_ids"], batch["labels"], batch["attention_mask"])
+    before = made.live_teacher(batch["input_ids"], batch["labels"], batch["attention_mask"])
     with torch.no_grad():
         for p in made.model.parameters():
             p.add_(0.1)
-    after = made.live(batch["input_ids"], batch["labels"], batch["attention_mask"])
+    after = made.live_teacher(batch["input_ids"], batch["labels"], batch["attention_mask"])
     assert after.logps.equal(before.logps)
-    assert made.live.model(batch["input_ids"]).logits.isfinite().all()
+    assert made.live_teacher.model(batch["input_ids"]).logits.isfinite().all()
     moved = made.model(batch["input_ids"]).logits
-    assert not moved.allclose(made.live.model(batch["input_ids"]).logits)
+    assert not moved.allclose(made.live_teacher.model(batch["input_ids"]).logits)
 
 
 def test_evaluation_after_training_keeps_the_base(trainer, data):
@@ -167,7 +167,7 @@ def test_cft_trains_critical_tokens_only(trainer, data, settings):
     made = trainer(cft_rows(data), target="cft", **settings)
     batch = made.data_collator(list(made.train_dataset))
     assert batch["critical"].shape == batch["labels"].shape
-    only = {**batch, "labels": batch["labels"].masked_fill(batch["critical"] == 0, -100), "label_count": None}
+    only = {**batch, "labels": batch["labels"].masked_fill(batch["critical"] == 0, -100), "label_positions": None}
     del only["critical"]
     count = torch.tensor(1)
     with torch.no_grad():
@@ -184,13 +184,13 @@ def test_cft_survives_a_stream(trainer, data, logged):
 
 def test_a_mask_that_is_not_aligned_is_refused(trainer, data):
     rows = data.tokens(3).add_column("critical", [[1], [0], [1]])
-    with pytest.raises(ValueError, match=r"'critical' holds 1 values for a row of \d+ tokens"):
+    with pytest.raises(ValueError, match=r"'critical' has 1 values for an example of \d+ tokens"):
         trainer(rows, target="cft")
 
 
 def test_a_mask_of_fractions_is_refused(trainer, data):
     rows = data.tokens(4).map(lambda row: {"critical": [0.5] * len(row["input_ids"])})
-    with pytest.raises(ValueError, match="'critical' marks critical tokens with 1"):
+    with pytest.raises(ValueError, match="'critical' must mark critical tokens with 1"):
         trainer(rows, target="cft").train()
 
 
@@ -200,8 +200,8 @@ def test_a_mask_of_fractions_is_refused(trainer, data):
 def test_psft_scores_a_block_once_and_serves_it(trainer, data, logged):
     made = trainer(data.tokens(), target="psft", psft_block_steps=2, max_steps=4, gradient_accumulation_steps=2)
     scored = []
-    score = made.score
-    made.block.score = lambda batch: scored.append(made.state.global_step) or score(batch)
+    score = made.old_policy.score
+    made.old_policy.score = lambda batch: scored.append(made.state.global_step) or score(batch)
     plain = trainer(data.tokens(), max_steps=4, gradient_accumulation_steps=2)
     made.train()
     plain.train()
@@ -219,11 +219,11 @@ def test_psft_evaluates(trainer, data):
 
 
 def test_blocks_end_at_multiples_and_with_the_epoch():
-    block = Block(2, lambda batch: torch.zeros(1))
+    block = OldPolicy(2, lambda batch: torch.zeros(1))
     first, second = iter([{"n": i} for i in range(6)]), iter([{"n": i} for i in range(10, 15)])
 
     def served(source, count, step):
-        return [batch["n"] for batch in block.serve(source, count, step)], len(block.batches)
+        return [batch["n"] for batch in block.batches_of_step(source, count, step)], len(block._scored)
 
     assert served(first, 1, step=0) == ([0], 1)
     assert served(second, 1, step=1) == ([10], 0)  # another epoch: what was left is dropped, the block is short
@@ -235,5 +235,5 @@ def test_blocks_end_at_multiples_and_with_the_epoch():
 def test_a_sharded_student_is_not_its_own_live_teacher(trainer, data, monkeypatch):
     monkeypatch.setattr("qsft.train.teacher.is_sharded", lambda args: True)
     lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    with pytest.raises(ValueError, match=r"cannot run live here.*teacher_cache"):
+    with pytest.raises(ValueError, match="must load the student's initial weights again"):
         trainer(data.completion(), target="sft_kl", teacher="base", teacher_live=True, peft_config=lora)

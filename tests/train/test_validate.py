@@ -1,4 +1,4 @@
-"""What cannot be right is refused, and the error names what to do."""
+"""What cannot be trained correctly raises an error that says what to do."""
 
 from types import SimpleNamespace
 
@@ -6,21 +6,20 @@ import pytest
 import torch
 from datasets import Dataset
 
-from qsft.targets.registry import make_target
-from qsft.train import safeguards
-from qsft.train.safeguards import refuse_adapter, refuse_parallelism
+from qsft.train import validate
+from qsft.train.validate import check_adapter, check_parallelism
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"loss_type": "dft", "target": "sft"}, "set target='dft'"),
+        ({"loss_type": "dft", "target": "sft"}, "target='sft' and loss_type='dft' name two losses"),
         ({"label_smoothing_factor": 0.1}, "target='label_smoothing' with target_kwargs={'lam': 0.1}"),
         ({"compute_loss_func": lambda *a, **k: 0}, "target=LossTarget"),
         ({"target": "target_sft"}, 'TargetSFTTrainer(..., teacher="'),
         ({"target": "taget_sft"}, "Did you mean 'target_sft'"),
         ({"target": "sft", "target_kwargs": {"eta": 1}}, "no hyper-parameter 'eta'"),
-        ({"target": "iw_sft", "teacher": "base", "teacher_missing": "self"}, "no weight"),
+        ({"target": "iw_sft", "teacher": "base", "teacher_missing": "student"}, "leaves iw_sft without weights"),
         ({"loss_normalization": "mean"}, "Choose one of tokens, micro_batch_mean"),
         ({"psft_block_steps": 0}, "must be at least 1"),
         ({"target": "target_sft", "teacher_cache": "nowhere"}, "is not a teacher cache"),
@@ -35,7 +34,7 @@ def test_refused(trainer, data, settings, words):
 
 def test_vision_data(trainer):
     rows = Dataset.from_list([{"messages": [{"role": "user", "content": "w1"}], "images": []}])
-    with pytest.raises(ValueError, match="holds images"):
+    with pytest.raises(ValueError, match="has images"):
         trainer(rows)
 
 
@@ -50,20 +49,19 @@ def test_vision_data(trainer):
 def test_parallelism(parallelism, n_gpu, words):
     parallelism = None if parallelism is None else SimpleNamespace(**parallelism)
     with pytest.raises(ValueError, match=words):
-        refuse_parallelism(parallelism, SimpleNamespace(n_gpu=n_gpu))
-    refuse_parallelism(SimpleNamespace(cp_enabled=False, sp_enabled=False), SimpleNamespace(n_gpu=1))
+        check_parallelism(parallelism, SimpleNamespace(n_gpu=n_gpu))
+    check_parallelism(SimpleNamespace(cp_enabled=False, sp_enabled=False), SimpleNamespace(n_gpu=1))
 
 
 def test_a_trained_copy_of_the_head_is_refused_under_fsdp(tiny_model):
     from peft import LoraConfig, get_peft_model
 
-    sft = make_target("sft")
     lora = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     copied = get_peft_model(tiny_model(), LoraConfig(**lora, modules_to_save=["lm_head"]))
-    refuse_adapter(copied, sft, None, fsdp=False)
-    refuse_adapter(get_peft_model(tiny_model(), LoraConfig(**lora)), sft, None, fsdp=True)
+    check_adapter(copied, fsdp=False)
+    check_adapter(get_peft_model(tiny_model(), LoraConfig(**lora)), fsdp=True)
     with pytest.raises(ValueError, match="wrong gradients under FSDP"):
-        refuse_adapter(copied, sft, None, fsdp=True)
+        check_adapter(copied, fsdp=True)
 
 
 # ---- the head's kernel ----
@@ -73,7 +71,7 @@ def test_a_kernel_that_cannot_run_here_is_refused_before_any_work(trainer, data,
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match='head_kernel="triton" needs triton and a CUDA or ROCm device'):
         trainer(data.completion(), head_kernel="triton", model="there is no such model")
-    with pytest.raises(ValueError, match=r"head_kernel='cuda' is not known\. Choose one of auto, torch, triton"):
+    with pytest.raises(ValueError, match=r"head_kernel='cuda' is not supported\. Choose one of auto, torch, triton"):
         trainer(data.completion(), head_kernel="cuda")
 
 
@@ -115,12 +113,12 @@ def test_the_users_reduce_dtype_is_respected(given, reduces, monkeypatch):
         plugin.set_mixed_precision("bf16")
     else:
         plugin.mixed_precision_policy = MixedPrecisionPolicy(**given)
-    told = []
-    monkeypatch.setattr(safeguards.logger, "info", told.append)
-    safeguards.keep_float_outputs(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
+    messages = []
+    monkeypatch.setattr(validate.logger, "info", messages.append)
+    validate.keep_loss_in_float32(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
     policy = plugin.mixed_precision_policy
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, reduces, None)
-    assert told == [f"FSDP2 returns the loss in float32 and reduces gradients in {reduces or torch.bfloat16}."]
+    assert messages == [f"FSDP2 returns the loss in float32 and reduces gradients in {reduces or torch.bfloat16}."]
 
 
 def test_other_plugins_are_left_alone():
@@ -130,5 +128,5 @@ def test_other_plugins_are_left_alone():
     first.set_mixed_precision("bf16")
     before = first.mixed_precision_policy
     for plugin in (None, first, FullyShardedDataParallelPlugin(fsdp_version=2)):  # the last in full precision
-        safeguards.keep_float_outputs(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
+        validate.keep_loss_in_float32(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
     assert first.mixed_precision_policy == before

@@ -21,7 +21,7 @@ _HOME = {
     "target_loss": "qsft.losses.reference",
     "fused_target_loss": "qsft.losses.fused",
     "TeacherCache": "qsft.teacher.cache",
-    "build_cache": "qsft.teacher.capture",
+    "build_cache": "qsft.teacher.capture.capture",
     "TargetSFTConfig": "qsft.train.config",
     "TeacherCollator": "qsft.train.collator",
     "TargetSFTTrainer": "qsft.train.trainer",

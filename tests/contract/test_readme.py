@@ -232,12 +232,3 @@ def test_recipes_that_are_named_come_with_the_package(notebook):
     named = set(re.findall(r"(?:recipes/(?=\w+\.yaml)|\b(?=numina_|openr1_|m23k_))([a-z0-9_]+)", text))
     assert named
     assert named <= packaged
-
-
-def test_the_reading_path_is_as_long_as_it_says():
-    text = readme.README.read_text(encoding="utf-8")
-    sentence = re.search(r"To understand it in ten minutes read (.*?): some (\d+) lines", text)
-    files = [REPO / "qsft" / name for name in re.findall(r"`(\S+\.py)`", sentence[1])]
-    assert len(files) == 5
-    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-    assert abs(lines - int(sentence[2])) <= 25, f"the five files have {lines} lines"

@@ -59,6 +59,11 @@ class TeacherModel:
     init_kwargs: dict[str, Any]
     is_base: bool = False
 
+    def __str__(self) -> str:
+        if self.model is None:
+            return "the student"
+        return self.model if isinstance(self.model, str) else type(self.model).__name__
+
     @property
     def is_student(self) -> bool:
         """Whether it is the trainer's own student, which must be read before it is trained."""
@@ -378,6 +383,17 @@ def _ready_for_capture(source: TeacherModel, student: Any) -> AbstractContextMan
     if isinstance(source.model, nn.Module):
         return moved_back_afterwards(source.model)
     return nullcontext()
+
+
+def streams_have_teacher(resolved: CachedTeacher | LiveModel | None) -> bool:
+    """Whether streamed data can be trained on: their documents are not known before the first step.
+
+    A live teacher computes them as they come. A cache must have them already: one without a model that would add them,
+    or an existing one that the user named.
+    """
+    if not isinstance(resolved, CachedTeacher) or resolved.source is None:
+        return True
+    return resolved.directory is not None and Path(resolved.directory, MANIFEST).is_file()
 
 
 def teacher_identity(

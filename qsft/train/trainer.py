@@ -16,6 +16,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from peft import PeftConfig, PeftModel
+from pyarrow import ArrowNotImplementedError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import (
@@ -39,7 +40,6 @@ from qsft.targets.registry import make_target
 from qsft.targets.target import Target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
-from qsft.teacher.format.manifest import MANIFEST
 from qsft.teacher.live import LiveTeacher
 from qsft.train import checkpoints, model_card, run_record, validate
 from qsft.train.checkpoints import Checkpoint
@@ -64,6 +64,7 @@ from qsft.train.teacher import (
     open_cache,
     open_live,
     resolve_teacher,
+    streams_have_teacher,
     teacher_identity,
 )
 
@@ -147,7 +148,9 @@ class TargetSFTTrainer(SFTTrainer):
         self.target_name, self.target = _resolve_target(target, config)
         self.columns = columns_read_by(self.target, config)
         self.resolved_teacher = resolve_teacher(teacher, self.target, config, model, peft_config, quantization_config)
+        self._streams_have_teacher = streams_have_teacher(self.resolved_teacher)
         for dataset in validate.list_datasets(train_dataset, eval_dataset):
+            validate.check_usable_columns(dataset, config, formatting_func)
             check_columns_exist(dataset, self.columns)
             self._check_stream_has_teacher(dataset)
         super().__init__(
@@ -309,17 +312,13 @@ class TargetSFTTrainer(SFTTrainer):
 
     def _check_stream_has_teacher(self, dataset: Any) -> None:
         """Raise ValueError for a stream whose documents a model would have to write to a cache beforehand."""
-        cached = self.resolved_teacher
-        if not validate.is_stream(dataset) or not isinstance(cached, CachedTeacher) or cached.source is None:
+        if not validate.is_stream(dataset) or self._streams_have_teacher:
             return
-        if cached.directory is not None and Path(cached.directory, MANIFEST).is_file():
-            return
-        model = cached.source.model
-        name = "the student" if model is None else model if isinstance(model, str) else type(model).__name__
+        assert isinstance(self.resolved_teacher, CachedTeacher)
         raise ValueError(
-            f"the data are streamed, so the log-probs of {name} cannot be written to a cache before the first step. "
-            "Set teacher_live=True, or build a cache of the data set on disk with `qsft cache build` and pass "
-            "teacher_cache=DIRECTORY."
+            f"the data are streamed, so the log-probs of {self.resolved_teacher.source} cannot be written to a cache "
+            "before the first step. Set teacher_live=True, or build a cache of the data set on disk with `qsft cache "
+            "build` and pass teacher_cache=DIRECTORY."
         )
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
@@ -359,7 +358,12 @@ class TargetSFTTrainer(SFTTrainer):
         if packing and "seq_lengths" in column_names:
             return dataset  # packed already: TRL would pack the packed examples again, as single documents
         if not self.columns:
-            return super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
+            try:
+                return super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
+            except ArrowNotImplementedError as error:
+                raise ValueError(
+                    f"the {dataset_name} data set has nothing to pack: all its documents are empty after tokenization."
+                ) from error
         # TRL truncates, packs and shuffles only the tokens, so the columns are carried along afterwards.
         tokenize_only = _copy_with(args, max_length=None, shuffle_dataset=False)
         tokenized = super()._prepare_dataset(

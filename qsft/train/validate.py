@@ -64,6 +64,22 @@ def check_no_images(dataset: Iterable[dict[str, Any]] | None) -> None:
         )
 
 
+def check_usable_columns(dataset: Any, args: Any, formatting_func: Any) -> None:
+    """Raise ValueError for a data set without columns that TRL can prepare."""
+    available = getattr(dataset, "column_names", None)
+    skips_preparation = bool((args.dataset_kwargs or {}).get("skip_prepare_dataset"))
+    if not available or formatting_func is not None or skips_preparation:
+        return
+    usable = ("input_ids", args.dataset_text_field, "messages", "conversations", "prompt", "completion")
+    if not any(name in available for name in usable):
+        raise ValueError(
+            f"the data set has the columns {', '.join(available)}, but none that can be trained on: messages, or "
+            f"prompt and completion, or {args.dataset_text_field} (dataset_text_field), or input_ids and labels. "
+            'Rename the columns, for example dataset.rename_columns({"question": "prompt", "answer": "completion"}), '
+            "or pass formatting_func."
+        )
+
+
 def check_not_empty(dataset: Any, given: Any, name: str, max_length: int | None) -> None:
     """Raise ValueError when preparation left no example to train on.
 
@@ -171,7 +187,7 @@ def collator_sees_final_labels(
     # PEFT pads the labels of prompt learning.
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
         return False
-    # accelerate may collate for all processes and hand out slices.
+    # accelerate may collate in one process for all of them and hand out slices; it slices every tensor of the batch.
     has_stream = any(is_stream(dataset) for dataset in datasets)
     dispatched = has_stream if accelerator.dispatch_batches is None else accelerator.dispatch_batches
-    return accelerator.num_processes == 1 or not dispatched
+    return not dispatched

@@ -1,12 +1,15 @@
 """Checkpoints are whole or ignored, `last` is this run's own, and a run continues only its own trajectory."""
 
+import errno
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import TrainerCallback
 
 from qsft.train.checkpoints import (
@@ -17,6 +20,7 @@ from qsft.train.checkpoints import (
     move_previous_run,
     read_run_record,
     resolve_checkpoint,
+    rotate_checkpoints,
 )
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2}
@@ -240,3 +244,63 @@ def test_the_old_policy_of_other_batches_is_not_used(data):
     batch = {"input_ids": torch.tensor([1, 3])}
     [served] = block.batches_of_step(iter([batch]), 1, step=1)
     assert served["old_logp"].view(torch.float32).tolist() == [7.0, 7.0]
+
+
+# ---- rotation ----
+
+
+def test_a_clock_that_was_set_back_does_not_delete_new_checkpoints(run, finished):
+    """Trainer rotates by modification time, and would keep the file from the future."""
+    os.utime(finished / "checkpoint-2", (4e9, 4e9))
+    run(resume=True, max_steps=8, save_total_limit=1)
+    assert [one.path.name for one in list_checkpoints(finished)] == ["checkpoint-8"]
+
+
+def test_rotation_leaves_the_checkpoints_of_other_runs_alone(run, finished):
+    run(learning_rate=5e-3, max_steps=8, save_total_limit=1)
+    assert [one.path.name for one in list_checkpoints(finished)] == ["checkpoint-8"]  # 2 and 4 were written over
+
+
+def test_the_best_checkpoint_is_kept(finished):
+    run_id = read_run_record(finished)["id"]
+    rotate_checkpoints(finished, run_id, limit=1, best=str(finished / "checkpoint-2"))
+    assert len(list_checkpoints(finished)) == 2
+    rotate_checkpoints(finished, "another run", limit=1, best=None)
+    assert len(list_checkpoints(finished)) == 2
+    rotate_checkpoints(finished, run_id, limit=1, best=None)
+    assert [one.path.name for one in list_checkpoints(finished)] == ["checkpoint-4"]
+
+
+# ---- adapters ----
+
+
+def test_an_adapter_is_not_resumed_on_another_base(run, tiny_model):
+    lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    run("lora", peft_config=lora)
+    with pytest.raises(ValueError, match="trained with a different base_weights"):
+        run("lora", peft_config=lora, model=tiny_model(seed=9), resume=True, max_steps=6)
+    resumed = run("lora", peft_config=lora, resume=True, max_steps=6)
+    assert resumed.state.global_step == 6
+
+
+def test_full_fine_tuning_records_its_initial_weights(run, tmp_path):
+    run("full", max_steps=1)
+    assert read_run_record(tmp_path / "full")["recorded"]["initial_weights"]
+
+
+# ---- a full disk ----
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("[enforce fail at inline_container.cc:672] . ")],
+    ids=["os", "torch"],
+)
+def test_a_full_disk_is_named_and_the_previous_checkpoint_is_intact(run, finished, monkeypatch, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("torch.save", fails)
+    with pytest.raises(OSError, match=r"the disk is full.*checkpoint-6.*The previous checkpoint is intact"):
+        run(resume=True, max_steps=6)
+    assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-4")

@@ -55,27 +55,19 @@ def test_the_collator_counts_the_labels_that_the_head_sees(trainer, data):
     assert len(batch["label_positions"]) == expected == int(made.model(**batch, target=made.target).sums[0])
 
 
-def test_labels_are_counted_only_where_the_count_holds(tiny_model, data):
+def test_label_positions_are_attached_only_where_the_head_sees_the_same_labels(tiny_model, data):
     """accelerate may collate for all processes and hand out slices; PEFT adds labels for its virtual tokens."""
-    rows, stream, model = data.tokens(), data.tokens().to_iterable_dataset(), tiny_model()
+    rows = data.tokens()
+    stream = rows.to_iterable_dataset()
+    model = tiny_model()
 
-    def many(dispatch):
-        return SimpleNamespace(num_processes=2, dispatch_batches=dispatch)
+    def attached(dispatch, *datasets):
+        return collator_sees_final_labels(model, SimpleNamespace(dispatch_batches=dispatch), datasets)
 
-    alone = SimpleNamespace(num_processes=1, dispatch_batches=True)
-    assert collator_sees_final_labels(model, alone, [rows, stream])
-    assert [collator_sees_final_labels(model, many(d), [rows, None]) for d in (None, False, True)] == [
-        True,
-        True,
-        False,
-    ]
-    assert [collator_sees_final_labels(model, many(d), [rows, stream]) for d in (None, False, True)] == [
-        False,
-        True,
-        False,
-    ]
+    assert [attached(dispatch, rows) for dispatch in (None, False, True)] == [True, True, False]
+    assert [attached(dispatch, rows, stream) for dispatch in (None, False, True)] == [False, True, False]
     prompted = get_peft_model(model, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
-    assert not collator_sees_final_labels(prompted, alone, [rows])
+    assert not collator_sees_final_labels(prompted, SimpleNamespace(dispatch_batches=None), [rows])
 
 
 def test_metrics_make_no_tensor_from_a_number():

@@ -91,11 +91,11 @@ docs: $(VENV)/.installed-test  ## write the generated parts of README and guide 
 
 pictures: $(VENV)/.installed-test  ## take the README's and the guide's pictures anew, from the demo (needs chromium)
 	rm -rf $(VENV)/pictures && mkdir -p $(VENV)/pictures docs
-	$(BIN)/qsft demo --out $(VENV)/pictures/demo && cp $(VENV)/pictures/demo/accuracy.png docs/demo.png
-	cd $(VENV)/pictures && ../bin/qsft explore targets --out targets.html && \
-	  ../bin/qsft explore tokens demo --n 12 --out tokens.html && \
-	  ../bin/qsft explore alignment demo --n 200 --out alignment.html && \
-	  ../bin/qsft train demo --logging_steps 2 --output_dir run && ../bin/qsft explore run run --out run.html && \
+	$(BIN)/qsft demo --output_dir $(VENV)/pictures/demo && cp $(VENV)/pictures/demo/accuracy.png docs/demo.png
+	cd $(VENV)/pictures && ../bin/qsft explore targets --output_file targets.html && \
+	  ../bin/qsft explore tokens demo --num_documents 12 --output_file tokens.html && \
+	  ../bin/qsft explore alignment demo --num_documents 200 --output_file alignment.html && \
+	  ../bin/qsft train demo --logging_steps 2 --output_dir run && ../bin/qsft explore run run --output_file run.html && \
 	  ../bin/python ../../tools/take_pictures.py targets.html "tokens.html#token-15" alignment.html run.html --out ../../docs && \
 	  ../bin/python ../../tools/draw_health.py --out ../../docs
 

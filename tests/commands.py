@@ -44,7 +44,7 @@ README_PROSE = {
     "qsft plan": "--help",  # the block has it whole
     "qsft demo --noise 0": "--quick --targets sft target_sft",
     "qsft demo --worlds": "--help",  # a slow test of tests/demo runs it
-    "qsft demo --wrong-teacher": "--quick --targets dft target_sft",
+    "qsft demo --wrong_teacher": "--quick --targets dft target_sft",
     "qsft explore alignment": "--help",  # the block has it whole
     "qsft curate": "--help",  # the guide has it whole
 }

@@ -17,8 +17,8 @@ unset PYTHONPATH
 
 python -c 'import qsft, sys; assert qsft.__file__.startswith(sys.prefix), qsft.__file__'
 qsft --version
-qsft targets target
-qsft demo --quick --targets sft target --out demo
+qsft targets target_sft
+qsft demo --quick --targets sft target_sft --output_dir demo
 test -s demo/index.html && test -s demo/accuracy.png && test -s demo/results.json
 
 # The packaged recipes and launch configurations, with the demo's models and a few rows in place of the hub's.
@@ -28,5 +28,5 @@ words=(--model_name_or_path "$base" --teacher_model_name_or_path "$base" --data_
   --max_length 64 --gradient_checkpointing false --bf16 false --dtype float32 --use_cpu true)
 qsft train numina_qwen_math_1p5b "${words[@]}" --dry_run
 qsft train numina_qwen_math_1p5b "${words[@]}" --accelerate_config cpu --num_processes 1 --disable_tqdm true
-test -s runs/numina_qwen_math_1p5b-target/model.safetensors
+test -s runs/numina_qwen_math_1p5b-target_sft/model.safetensors
 echo "the wheel works"

@@ -4,10 +4,40 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+RECIPE_HELP = (
+    "RECIPE is a file, or the name of a recipe that comes with qsft; --key value replaces one of its keys. Without a "
+    "recipe give the keys alone: --model_name_or_path X --teacher Y --dataset_name my.jsonl."
+)
 
-def add_recipe(parser: Any, **more: Any) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file, or the name of a packaged recipe", **more)
-    parser.set_defaults(takes_overrides=True)
+
+def add_recipe(parser: Any) -> None:
+    """Let a command take `[RECIPE] [--key value ...]` beside its own options.
+
+    The recipe is not an argument of argparse, which would take the value of an unknown key for it. `cli` finds it:
+    `args.recipe` is its name or None, `args.overrides` are the words of the keys.
+    """
+    parser.usage = f"{parser.prog} [RECIPE] [options] [--key value ...]"
+    parser.epilog = f"{RECIPE_HELP}\n\n{parser.epilog or ''}"
+    parser.set_defaults(takes_recipe=True)
+
+
+def split_recipe(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the recipe, if the first word is one, and the other words."""
+    if words and not words[0].startswith("-"):
+        return words[0], list(words[1:])
+    return None, list(words)
+
+
+def read_given_recipe(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Any:
+    """Return the recipe of a command with the given keys; ValueError when neither a recipe nor a key was given."""
+    from qsft.recipe.recipe_file import announce_recipe, read_recipe
+
+    words = [*args.overrides, *overrides]
+    if args.recipe is None and not words:
+        raise ValueError("nothing is given. Name a RECIPE, or give --model_name_or_path and --dataset_name.")
+    recipe = read_recipe(args.recipe, words)
+    announce_recipe(recipe)
+    return recipe
 
 
 def given_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from qsft.commands import add_recipe
+from qsft.commands import add_recipe, read_given_recipe
 from qsft.processes import is_main
 
 HELP = "build, describe or check a teacher cache"
@@ -38,7 +38,7 @@ def add_options(parser: Any) -> None:
     words = "run the teacher over a data set; continues what is there"
     about = "Build the cache of RECIPE (its keys may be replaced: --key value), or of a tokenised data set."
     build = actions.add_parser("build", help=words, description=about, epilog=EXAMPLES)
-    add_recipe(build, nargs="?")
+    add_recipe(build)
     for name, how in BUILD.items():
         build.add_argument(f"--{name}", **how)
     build.set_defaults(run=run_build)
@@ -59,22 +59,26 @@ def add_options(parser: Any) -> None:
 
 def run_build(args: argparse.Namespace) -> None:
     given = {name: vars(args)[name] for name in BUILD if vars(args)[name] is not None}
-    args.directory = _build_options(args, given) if args.recipe is None else _build_recipe(args, given)
+    if args.recipe is None and not args.overrides:
+        args.directory = _build_options(args, given)
+    else:
+        args.directory = _build_recipe(args, given)
     if is_main():
         run_info(args)
 
 
 def _build_recipe(args: argparse.Namespace, given: dict[str, Any]) -> Any:
-    dtype = ["--dtype", given.pop("dtype")] if args.dtype else []  # a recipe has a key of that name too
+    shared = ("teacher", "dtype")  # keys of a recipe as well
+    overrides = [word for name in shared if name in given for word in (f"--{name}", str(given.pop(name)))]
     if given:
         raise ValueError(
             f"--{next(iter(given))} belongs to a build without a recipe. Beside a recipe use its own keys: "
             "--teacher_model_name_or_path, --teacher_cache, --teacher_top_k, ... (`qsft train --keys` lists them)."
         )
-    from qsft.recipe.recipe_file import read_recipe
+    recipe = read_given_recipe(args, overrides)
     from qsft.recipe.run import build_recipe_cache
 
-    return build_recipe_cache(read_recipe(args.recipe, [*args.overrides, *dtype])).path
+    return build_recipe_cache(recipe).path
 
 
 def _build_options(args: argparse.Namespace, given: dict[str, Any]) -> Any:

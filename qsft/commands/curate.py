@@ -42,6 +42,6 @@ def run(args: argparse.Namespace) -> None:
     words = [*args.words, *args.overrides]
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
     given, rest = method_parser(args.method).parse_known_args(words)
-    from qsft.recipe.curation import curate_recipe
+    from qsft.recipe.run import curate_recipe
 
     curate_recipe(args.method, recipe, given, rest)

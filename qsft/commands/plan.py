@@ -1,19 +1,19 @@
-"""`qsft plan`: what a recipe needs, before anything is spent."""
+"""`qsft plan`: what a recipe needs, from metadata alone."""
 
 import argparse
 
-from qsft.commands import add_recipe
+from qsft.commands import add_recipe, read_given_recipe
 
 HELP = "documents, cache size, steps, memory per GPU of a recipe"
-USAGE = "qsft plan RECIPE [--gpus N] [--gpu_memory GB] [--key value ...]"
 DESCRIPTION = (
-    "What a recipe needs: documents, cache, steps, and memory per GPU by part and strategy. The model is known by its "
-    "config alone. Any key of the recipe can be replaced with --key value."
+    "Print what a recipe needs: documents, cache, steps, and memory per GPU by part and strategy. Only metadata is "
+    "read: the configuration of the model, the size of the data set and a few rows of a local one."
 )
 EXAMPLES = """\
 examples:
   qsft plan numina_qwen_math_7b --gpus 8 --gpu_memory 80
   qsft plan recipes/m23k_llama_8b.yaml --gpus 64 --per_device_train_batch_size 2
+  qsft plan --model_name_or_path Qwen/Qwen3-0.6B --teacher Qwen/Qwen3-4B --dataset_name my.jsonl
 """
 
 
@@ -30,9 +30,8 @@ def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from qsft.recipe.plan import make_plan, memory_table, plan_lines
-    from qsft.recipe.recipe_file import read_recipe
 
-    plan = make_plan(read_recipe(args.recipe, args.overrides), args.gpus)
+    plan = make_plan(read_given_recipe(args), args.gpus)
     table = memory_table(plan, args.gpu_memory)
     for name, value in plan_lines(plan):
         print(f"{name:<18} {value}")

@@ -7,8 +7,8 @@ from qsft.files import shown
 
 HELP = "one table of all evaluated runs: settings × methods, beside the paper's"
 DESCRIPTION = (
-    "Collects every evaluated run, groups the runs by setting and puts averages with intervals beside the published "
-    "ones. Cells that are missing are named with the command that fills them."
+    "Collect every evaluated run, group the runs by setting and show averages with intervals beside the published "
+    "ones. Missing cells are listed with the command that fills them."
 )
 EXAMPLES = """\
 examples:
@@ -18,13 +18,13 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("places", metavar="DIR", nargs="*", type=Path, help="(default: runs, sweeps and evals)")
-    parser.add_argument("--output_dir", default="report", type=Path, help="where it is written (%(default)s)")
+    parser.add_argument("directories", metavar="DIR", nargs="*", type=Path, help="(default: runs, sweeps and evals)")
+    parser.add_argument("--output_dir", default="report", type=Path, help="where it is written (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
     from qsft.experiments.report import summarize_runs, to_markdown, write_report
 
-    summary = summarize_runs(args.places)
+    summary = summarize_runs(args.directories)
     page = write_report(summary, args.output_dir)
     print(f"{to_markdown(summary)}\n{shown(page)}")

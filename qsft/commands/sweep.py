@@ -8,7 +8,6 @@ from typing import Any
 from qsft.commands import add_recipe, given_options
 
 HELP = "train and evaluate a grid of targets, compare them"
-USAGE = 'qsft sweep RECIPE --grid NAME=V,V ... [--eval "OPTIONS"] [--output_dir DIR] [--dry_run] [--key value ...]'
 DESCRIPTION = (
     "Several trainings, an evaluation of each, one comparison with the first. A hyper-parameter is varied for the "
     "targets that have it; `base` is the student before training, evaluated once for all sweeps. The paper's numbers "

@@ -1,35 +1,51 @@
-"""`qsft targets`: the table of rows."""
+"""`qsft targets`: the named targets."""
 
 import argparse
+import textwrap
 
 HELP = "every published variant as a choice of (γ, π̃)"
-DESCRIPTION = "The table of named targets, or one of them in full."
+DESCRIPTION = "List the named targets, or describe one of them."
 EXAMPLES = """\
 examples:
-  qsft targets               the table
-  qsft targets target        one row with its formula
-  qsft targets --markdown    the table as the README has it
+  qsft targets               names, what they need, one sentence each
+  qsft targets target_sft    formula, hyper-parameters and reference of one target
+  qsft targets --markdown    the table as Markdown
 """
+WIDTH = 80
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="a row, to see it in full")
+    parser.add_argument("name", nargs="?", help="a target, to see it in full")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
 
 
 def run(args: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from qsft.targets import table
 
-    if args.name or args.markdown:
-        print(table.describe(args.name) if args.name else table.markdown())
-        return
-    grid = Table(title="Q = γ·δ_y + (1−γ)·π̃", caption="qsft targets NAME shows one row with its formula")
-    for column in table.COLUMNS:
-        grid.add_column(column, no_wrap=column == "name")
-    for row in table.entries():
-        grid.add_row(*(escape(row[column]) for column in table.COLUMNS))  # 1[p_y > τ] is text, not markup
-    Console().print(grid)
+    if args.name:
+        print(table.describe(args.name))
+    elif args.markdown:
+        print(table.markdown())
+    else:
+        print(list_targets(table.entries()))
+
+
+def list_targets(entries: list[dict[str, str]]) -> str:
+    """Return a table of 80 columns: name, needs, one sentence."""
+    name_width = max(len(entry["name"]) for entry in entries) + 2
+    needs_width = max(len(_needs(entry)) for entry in entries) + 2
+    indent = " " * (name_width + needs_width)
+    lines = [f"{'name':<{name_width}}{'needs':<{needs_width}}what it does"]
+    for entry in entries:
+        first = f"{entry['name']:<{name_width}}{_needs(entry):<{needs_width}}"
+        lines.append(
+            textwrap.fill(entry["title"], WIDTH, initial_indent=first, subsequent_indent=indent, break_long_words=False)
+        )
+    lines += ["", "`qsft targets NAME` shows formula, hyper-parameters and reference of one target."]
+    return "\n".join(lines)
+
+
+def _needs(entry: dict[str, str]) -> str:
+    """What a target reads beside the labels, in one word each."""
+    words = {"ref_logp": "reference", "old_logp": "old policy"}
+    return ", ".join(words.get(need, need) for need in entry["needs"].split(", "))

@@ -2,12 +2,9 @@
 
 import argparse
 
+from qsft.commands import add_recipe, read_given_recipe
+
 HELP = "train a recipe: data, teacher cache, training"
-USAGE = "qsft train [RECIPE] [--accelerate_config NAME] [--key value ...]"
-DESCRIPTION = (
-    "Train RECIPE (a file, or the name of a packaged recipe) with any of its keys replaced, or a training given by "
-    "options alone. --accelerate_config runs it on several processes: ddp, fsdp2, zero3 or a file."
-)
 EXAMPLES = """\
 examples:
   qsft train numina_qwen_math_1p5b --dry_run              what the packaged recipe would do here
@@ -15,33 +12,48 @@ examples:
   qsft train recipes/m23k_llama_8b.yaml --accelerate_config zero3 --num_processes 8
   qsft train --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/Capybara --target dft --output_dir out
   accelerate launch recipes/numina_qwen_math_1p5b.yaml    the same without this command
-  qsft train --keys                                       every key with its help
 """
 
 
+def description() -> str:
+    """Return the help of qsft's own keys; it imports TRL, so it is called only when help is printed."""
+    from qsft.recipe.key_help import describe_own_keys
+
+    return (
+        "Train RECIPE with any of its keys replaced, or a training given by options alone.\n\n"
+        f"{describe_own_keys()}\n\n"
+        "Every key of TRL's SFTConfig and ModelConfig is an option as well (--learning_rate, --max_length, --use_peft, "
+        "...): `qsft train --keys` lists all of them, `qsft train --keys PATTERN` those that contain a text."
+    )
+
+
+DESCRIPTION = description
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    # The keys of three dataclasses are too many for argparse, and `--target sft` must not take `sft` for the recipe.
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(takes_overrides=True)
+    add_recipe(parser)
+    parser.add_argument(
+        "--accelerate_config",
+        metavar="NAME|FILE",
+        help="run on several processes with accelerate: ddp, fsdp2, zero2, zero3, cpu, or a configuration file; "
+        "--num_processes and the launcher's other options go with it",
+    )
+    parser.add_argument("--keys", nargs="?", const="", metavar="PATTERN", help="list keys with defaults and help")
 
 
 def run(args: argparse.Namespace) -> int | None:
-    words = [*args.overrides, *args.words]
-    if "--keys" in words:
+    if args.keys is not None:
         from qsft.recipe.keys import list_keys
 
-        print(list_keys())
+        print(list_keys(args.keys))
         return None
-    from qsft.recipe.relaunch import relaunch, split_words
+    if args.accelerate_config is not None:
+        from qsft.recipe.relaunch import relaunch
 
-    config, rest = split_words(words, ("accelerate_config",))
-    if config:
-        return relaunch(config[-1].rpartition("=")[2], rest)
-    recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
-    if recipe is None and not rest:
-        raise ValueError("nothing to train is given. Name a recipe, or give --model_name_or_path and --dataset_name.")
-    from qsft.recipe.recipe_file import read_recipe
+        recipe = [args.recipe] if args.recipe is not None else []
+        return relaunch(args.accelerate_config, [*recipe, *args.overrides])
+    recipe = read_given_recipe(args)
     from qsft.recipe.run import train
 
-    train(read_recipe(recipe, rest))
+    train(recipe)
     return None

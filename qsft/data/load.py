@@ -1,10 +1,10 @@
-"""Training data as documents: `load_training_data` gives input_ids and labels, and a record of every choice made.
+"""Training data as examples: `load_training_data` returns input_ids and labels, and a record of every choice made.
 
     hub or local rows → demonstrations → documents → drop what is too long → sample → cut to whole batches
 
-A data set that is not one of the paper's is handed on as TRL would get it. The others are tokenised here, so TRL only
-truncates or packs: prompt and response apart, joined; loss is on the response and the end token (the base model's eos,
-not the template's turn end).
+A data set that is not one of the paper's is handed on as TRL would get it. The others are tokenized here, so TRL only
+truncates or packs: prompt and response are tokenized separately and joined; the loss is on the response and the end
+token (the base model's eos, not the template's end of turn).
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from qsft.data.prompts import CONVERSATIONS, PRESETS, document, render
 from qsft.data.sources import DEFAULTS, SOURCES, DataSettings, Source, curated_form, find_source
@@ -23,15 +24,17 @@ from qsft.fingerprints import digest_json
 from qsft.targets.view import IGNORED
 from qsft.validation import did_you_mean
 
+logger = logging.get_logger(__name__)
+
 # File ending → the loader of `datasets` that reads it.
 LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
 
-ROW = "__row__"  # column with the index into the source; taken out again before training
+ROW = "__row__"  # column with the index into the source; removed before training
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rows ready for the trainer, and the record of where they come from."""
+    """Examples ready for the trainer, and the record of where they come from."""
 
     dataset: Dataset
     manifest: dict[str, Any]
@@ -42,7 +45,7 @@ class TrainingData:
 
 def load_training_data(
     settings: DataSettings,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     *,
     max_length: int | None = None,
     multiple_of: int = 1,
@@ -50,29 +53,37 @@ def load_training_data(
     rows: Dataset | None = None,
     text_column: str | None = None,
 ) -> TrainingData:
-    """The rows to train on, with input_ids and labels for the paper's data sets.
+    """Return the examples to train on, with input_ids and labels for the paper's data sets.
 
-    max_length   rows whose prompt alone fills it have nothing to learn from and are left out
-    multiple_of  the rows are cut to a multiple of it, so that every optimiser step sees a whole global batch
-    rows         the stored rows, when the caller has them already
-    text_column  what TRL would read as text; given, rows in none of the forms it reads are refused
+    Args:
+        settings: What to read.
+        tokenizer: The student's. Not needed for a data set that TRL reads itself.
+        max_length: Examples whose prompt alone has this many tokens have no label left and are dropped.
+        multiple_of: The examples are cut to a multiple of it, so that every optimizer step has a complete batch.
+        num_proc: Processes of `datasets`.
+        rows: The stored rows, if the caller has them.
+        text_column: The column that TRL reads as text. If given, rows that TRL cannot read are an error.
     """
     source = find_source(settings)
     rows = read_rows(settings) if rows is None else rows
     counts = {"read": len(rows)}
     choices: dict[str, Any] = {}
+    notes: list[str] = []
     if source is None:
         if text_column is not None:
-            require_trl_form(rows, settings.dataset_name, text_column)
-        refuse_unread(settings)
+            check_trl_can_read(rows, settings.dataset_name, text_column)
+        check_no_unused_settings(settings)
         rows = rows.add_column(ROW, range(len(rows)))
     else:
-        rows, choices = _documents(rows, source, settings, tokenizer, num_proc)
+        if tokenizer is None:
+            raise ValueError(f"the data set {settings.dataset_name!r} needs a tokenizer.")
+        rows, choices = _tokenize_demonstrations(rows, source, settings, tokenizer, num_proc)
         counts["without a demonstration"] = counts["read"] - len(rows)
         rows = _drop_long(rows, settings.max_row_tokens, max_length, num_proc, counts)
         choices |= {"max_row_tokens": settings.max_row_tokens, "max_length": max_length}
-    rows = _sample(rows, settings, multiple_of, counts)
-    ids = list(rows[ROW])  # indices into the source's split, and a digest to compare two runs by
+    rows = _sample(rows, settings, counts, notes)
+    rows = _cut_to_multiple(rows, multiple_of, counts)
+    row_ids = list(rows[ROW])
     manifest = {
         "dataset_name": settings.dataset_name,
         "from": settings.data_dir or (source.hub if source else "") or settings.dataset_name,
@@ -83,48 +94,62 @@ def load_training_data(
         "sample_seed": settings.sample_seed if settings.sample_rows is not None else None,
         **choices,
         "rows": counts,
-        "row_ids_digest": digest_json(ids),
-        "row_ids": ids,
+        "notes": notes,
+        "row_ids_digest": digest_json(row_ids),  # two runs are compared by it
+        "row_ids": row_ids,  # indices into the source's split
     }
     return TrainingData(rows.remove_columns(ROW), manifest)
 
 
-def refuse_unread(settings: DataSettings) -> None:
-    """Refuse settings that would do nothing; a curated directory was made by a recipe that may go on saying them."""
+def check_no_unused_settings(settings: DataSettings) -> None:
+    """Raise ValueError for settings without an effect on a data set that TRL reads itself.
+
+    A directory written by `qsft curate` was made with a recipe that may still set them.
+    """
     if curated_form(settings.dataset_name) is not None:
         return
-    unread = [key for key in ("prompt", "response", "max_row_tokens") if getattr(settings, key) != DEFAULTS[key]]
-    if unread:
-        said = ", ".join(f"{key}={getattr(settings, key)!r}" for key in unread)
-        default = " ".join(f"--{key} {DEFAULTS[key] or 'null'}" for key in unread)
+    unused = [key for key in ("prompt", "response", "max_row_tokens") if getattr(settings, key) != DEFAULTS[key]]
+    if unused:
+        given = ", ".join(f"{key}={getattr(settings, key)!r}" for key in unused)
+        defaults = " ".join(f"--{key} {DEFAULTS[key] or 'null'}" for key in unused)
         raise ValueError(
-            f"{said} has no effect: {settings.dataset_name!r} is none of {', '.join(SOURCES)}, so TRL reads its rows "
-            f"as they are. Undo it ({default}), or name its columns with --question_column and --response_column."
+            f"{given} has no effect: {settings.dataset_name!r} is none of {', '.join(SOURCES)}, so TRL reads its rows "
+            f"as they are. Undo it ({defaults}), or name its columns with --question_column and --response_column."
         )
 
 
-def _documents(
+def _tokenize_demonstrations(
     rows: Dataset, source: Source, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, num_proc: int | None
 ) -> tuple[Dataset, dict[str, Any]]:
-    response = one_of("response", settings.response or source.default_response, source.columns)
+    """Return the documents of all rows that have a demonstration, and the choices made for the manifest."""
+    response = settings.response or source.default_response
+    check_one_of("response", response, source.columns)
     remedy = "Name yours with --question_column and --response_column, or give a file that has these with --data_dir."
     require_columns(rows, source.columns[response], f"data set {source.name!r}", remedy)
-    prompt = one_of("prompt", settings.prompt, CONVERSATIONS)
+    check_one_of("prompt", settings.prompt, CONVERSATIONS)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no eos token to end a response with.")
-    how = {"source": source, "response": response, "prompt": prompt, "tokenizer": tokenizer}
-    plain = {"remove_columns": rows.column_names, "num_proc": num_proc, "desc": "Tokenizing"}
-    return rows.map(_encode, with_indices=True, batched=True, fn_kwargs=how, **plain), {
+    documents = rows.map(
+        _encode_batch,
+        with_indices=True,
+        batched=True,
+        remove_columns=rows.column_names,
+        fn_kwargs={"source": source, "response": response, "prompt": settings.prompt, "tokenizer": tokenizer},
+        num_proc=num_proc,
+        desc="Tokenizing",
+    )
+    choices = {
         "response": response,
         "columns": list(source.columns[response]),
-        "prompt": prompt,
-        "prompt_example": _asked(tokenizer, prompt, "{question}"),
+        "prompt": settings.prompt,
+        "prompt_example": _render_question(tokenizer, settings.prompt, "{question}"),
         "end_token": tokenizer.eos_token,
         "tokenizer": tokenizer.name_or_path,
     }
+    return documents, choices
 
 
-def _encode(
+def _encode_batch(
     batch: dict[str, list[Any]],
     indices: Sequence[int],
     source: Source,
@@ -132,97 +157,154 @@ def _encode(
     prompt: str,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, list[Any]]:
-    """The documents of a batch of rows, with the index of the row each came from; those without one are left out."""
-    rows = (dict(zip(batch, values)) for values in zip(*batch.values()))
-    pairs = [(i, pair) for i, row in zip(indices, rows) if (pair := source.demonstration(row, response))]
-    if not pairs:
+    """Return the documents of a batch of rows with the index of each row; rows without a demonstration are dropped."""
+    prompts: list[str] = []
+    responses: list[str] = []
+    kept: list[int] = []
+    for index, values in zip(indices, zip(*batch.values())):
+        demonstration = source.demonstration(dict(zip(batch, values)), response)
+        if demonstration is not None:
+            question, answer = demonstration
+            prompts.append(_render_question(tokenizer, prompt, question))
+            responses.append(answer)
+            kept.append(index)
+    if not kept:
         return {"input_ids": [], "labels": [], ROW: []}
-    texts = [_asked(tokenizer, prompt, question) for _, (question, _) in pairs], [answer for _, (_, answer) in pairs]
-    prompts, responses = (tokenizer(one, add_special_tokens=False)["input_ids"] for one in texts)
-    made = [document(asked, [*ids, tokenizer.eos_token_id]) for asked, ids in zip(prompts, responses)]
-    return {**{name: [one[name] for one in made] for name in ("input_ids", "labels")}, ROW: [i for i, _ in pairs]}
+    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    response_ids = tokenizer(responses, add_special_tokens=False)["input_ids"]
+    documents = [document(before, [*after, tokenizer.eos_token_id]) for before, after in zip(prompt_ids, response_ids)]
+    return {
+        "input_ids": [one["input_ids"] for one in documents],
+        "labels": [one["labels"] for one in documents],
+        ROW: kept,
+    }
 
 
-def _asked(tokenizer: PreTrainedTokenizerBase, prompt: str, question: str) -> str:
+def _render_question(tokenizer: PreTrainedTokenizerBase, prompt: str, question: str) -> str:
     return render(tokenizer, PRESETS[prompt].prompt(question))  # type: ignore[arg-type]
 
 
 def _drop_long(
     rows: Dataset, max_row_tokens: int | None, max_length: int | None, num_proc: int | None, counts: dict[str, int]
 ) -> Dataset:
-    """The rows that are short enough and have something to learn from; the others are counted by reason."""
-    for reason, limit, keep in (
-        ("of max_row_tokens or more", max_row_tokens, lambda row, limit: len(row["input_ids"]) < limit),
-        ("prompt fills max_length", max_length, lambda row, limit: bool({*row["labels"][:limit]} - {IGNORED})),
-    ):
-        if limit is not None:
-            kept = rows.filter(keep, fn_kwargs={"limit": limit}, num_proc=num_proc, desc=f"Dropping rows: {reason}")
-            counts[reason], rows = len(rows) - len(kept), kept
+    """Return the documents that are short enough and have a label; the others are counted by reason."""
+    if max_row_tokens is not None:
+        reason = "of max_row_tokens or more"
+        short = rows.filter(
+            lambda row: len(row["input_ids"]) < max_row_tokens, num_proc=num_proc, desc=f"Dropping rows: {reason}"
+        )
+        counts[reason] = len(rows) - len(short)
+        rows = short
+    if max_length is not None:
+        reason = "prompt fills max_length"
+        labeled = rows.filter(
+            lambda row: any(label != IGNORED for label in row["labels"][:max_length]),
+            num_proc=num_proc,
+            desc=f"Dropping rows: {reason}",
+        )
+        counts[reason] = len(rows) - len(labeled)
+        rows = labeled
     return rows
 
 
-def _sample(rows: Dataset, settings: DataSettings, multiple_of: int, counts: dict[str, int]) -> Dataset:
-    """The first `sample_rows` of the shuffled rows (or all, in order), cut to a multiple of the global batch."""
-    if settings.sample_rows is not None:
-        if settings.sample_rows > len(rows):
-            why = f"only {len(rows)} rows are left after filtering ({counts})"
-            raise ValueError(f"sample_rows={settings.sample_rows}, but {why}. Lower it, or raise max_row_tokens.")
-        rows = rows.shuffle(seed=settings.sample_seed).select(range(settings.sample_rows))
-        counts["sampled"] = len(rows)
-    whole = len(rows) // multiple_of * multiple_of
-    if not whole:
-        why = f"{len(rows)} rows are left ({counts}), fewer than one global batch of {multiple_of}"
-        raise ValueError(f"{why}. Lower global_batch_size, or give more data.")
-    counts |= {"beyond the last whole batch": len(rows) - whole, "used": whole}
-    return rows.select(range(whole))
+def _sample(rows: Dataset, settings: DataSettings, counts: dict[str, int], notes: list[str]) -> Dataset:
+    """Return the first `sample_rows` of the shuffled rows, or all rows in order; fewer are used and noted."""
+    wanted = settings.sample_rows
+    if wanted is None:
+        return rows
+    if wanted > len(rows):
+        note = f"sample_rows={wanted:,}, but only {len(rows):,} rows remain after filtering: all of them are used."
+        notes.append(note)
+        logger.warning(note)
+    sampled = rows.shuffle(seed=settings.sample_seed).select(range(min(wanted, len(rows))))
+    counts["sampled"] = len(sampled)
+    return sampled
 
 
-def read_rows(where: DataSettings) -> Dataset:
-    name, source = where.dataset_name, find_source(where)
+def _cut_to_multiple(rows: Dataset, multiple_of: int, counts: dict[str, int]) -> Dataset:
+    used = len(rows) // multiple_of * multiple_of
+    if not used:
+        raise ValueError(
+            f"{len(rows)} rows are left ({counts}), fewer than one global batch of {multiple_of}. Lower "
+            "global_batch_size, or give more data."
+        )
+    counts["beyond the last whole batch"] = len(rows) - used
+    counts["used"] = used
+    return rows.select(range(used))
+
+
+def find_local_dataset(settings: DataSettings) -> Path | None:
+    """Return the file or directory that the rows are read from; None for a hub data set.
+
+    Raises:
+        FileNotFoundError: `data_dir` does not exist, or `dataset_name` names a file that does not.
+        ValueError: No data set is given.
+    """
+    name = settings.dataset_name
+    if settings.data_dir is not None:
+        if not Path(settings.data_dir).exists():
+            raise FileNotFoundError(
+                f"data_dir {settings.data_dir!r} does not exist. Give a file or directory with rows of {name!r}."
+            )
+        return Path(settings.data_dir)
     if name is None:
         raise ValueError(f"no data set is given. Set dataset_name to {', '.join(SOURCES)}, a hub id or a local path.")
-    place = where.data_dir or (source.hub if source else "") or name
-    if Path(place).exists():
-        return _local(Path(place), where.dataset_train_split)
-    if where.data_dir:
-        raise FileNotFoundError(f"data_dir {place!r} does not exist. Give a file or directory with rows of {name!r}.")
+    if name in SOURCES:
+        return None
+    if Path(name).exists():
+        return Path(name)
+    if Path(name).suffix in LOADERS or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(f"there is no file or directory {name!r} (dataset_name). Check the path.")
+    return None
+
+
+def read_rows(settings: DataSettings) -> Dataset:
+    """Return the rows of a data set as they are stored, from a local path or the hub."""
+    path = find_local_dataset(settings)
+    if path is not None:
+        return _read_local(path, settings.dataset_train_split)
+    source = find_source(settings)
+    name = str(settings.dataset_name)
+    hub_id = (source.hub if source else "") or name
     try:
         return load_dataset(
-            place, where.dataset_config, split=where.dataset_train_split, revision=where.dataset_revision
+            hub_id, settings.dataset_config, split=settings.dataset_train_split, revision=settings.dataset_revision
         )
     except OSError as error:  # no network, no such data set, no access: the hub's errors are all OSErrors
         raise OSError(
-            f"the data set {place!r} could not be loaded from the hub ({type(error).__name__}: {error})."
+            f"the data set {hub_id!r} could not be loaded from the hub ({type(error).__name__}: {error})."
             f"{did_you_mean(name, SOURCES)} "
             f"Without a network, give the same rows with --data_dir FILE_OR_DIRECTORY ({', '.join(LOADERS)})."
         ) from error
 
 
 def load_documents(path: str) -> Dataset:
+    """Return a tokenized data set: input_ids and labels."""
     if not Path(path).exists():
         raise ValueError(f"{path} is not a data set: give a save_to_disk directory, a .parquet or a .jsonl file.")
-    rows = _local(Path(path), "train")
-    require_columns(rows, ("input_ids", "labels"), path, "For a chat data set use a recipe, which tokenises its rows.")
+    rows = _read_local(Path(path), "train")
+    require_columns(rows, ("input_ids", "labels"), path, "For a chat data set use a recipe, which tokenizes its rows.")
     return rows
 
 
-def _local(path: Path, split: str) -> Dataset:
+def _read_local(path: Path, split: str) -> Dataset:
     if path.is_file():
         if path.suffix not in LOADERS:
             raise ValueError(f"cannot read {path}: its name should end in {', '.join(LOADERS)}.")
-        _require_train(path, split)
+        _check_only_split(path, split)
         return load_dataset(LOADERS[path.suffix], data_files=str(path), split="train")
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         stored = load_from_disk(str(path))
         if isinstance(stored, DatasetDict):
-            return stored[one_of("dataset_train_split", split, stored)]
-        _require_train(path, split)
+            check_one_of("dataset_train_split", split, stored)
+            return stored[split]
+        _check_only_split(path, split)
         return stored
     return load_dataset(str(path), split=split)
 
 
-def _require_train(path: Path, split: str) -> None:
-    """Refuse another split of a place that has one only: its rows would be the training rows under another name."""
+def _check_only_split(path: Path, split: str) -> None:
+    """Raise ValueError for another split of a file that has one: its rows would be the training rows again."""
     if split != "train":
         raise ValueError(
             f"{path} holds one split, train, so it has no split {split!r}. Leave dataset_train_split and "
@@ -230,19 +312,21 @@ def _require_train(path: Path, split: str) -> None:
         )
 
 
-def require_columns(rows: Dataset, wanted: Iterable[str], what: str, remedy: str) -> None:
-    """Refuse rows that lack a column, naming the columns there are; `a.b` is field b of the struct column a."""
-    found = column_names(rows)
-    missing = [column for column in wanted if column not in found]
+def require_columns(rows: Dataset, required: Iterable[str], what: str, remedy: str) -> None:
+    """Raise ValueError where rows lack a column; `a.b` is field b of the struct column a."""
+    existing = column_names(rows)
+    missing = [column for column in required if column not in existing]
     if missing:
-        lacks = f"{what} needs the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
-        raise ValueError(f"{lacks}, but the rows have {', '.join(found)}. {remedy}")
+        noun = "columns" if len(missing) > 1 else "column"
+        names = ", ".join(map(repr, missing))
+        raise ValueError(f"{what} needs the {noun} {names}, but the rows have {', '.join(existing)}. {remedy}")
 
 
-def require_trl_form(rows: Dataset, name: str | None, text_column: str) -> None:
-    """Refuse rows in none of the forms that TRL reads, which would fail there with a bare KeyError."""
-    forms = [{"messages"}, {"conversations"}, {"prompt", "completion"}, {"input_ids"}, {text_column}]
-    if not any(form <= set(rows.column_names) for form in forms):
+def check_trl_can_read(rows: Dataset, name: str | None, text_column: str) -> None:
+    """Raise ValueError for rows in none of TRL's formats, which would fail there with a KeyError."""
+    formats = [{"messages"}, {"conversations"}, {"prompt", "completion"}, {"input_ids"}, {text_column}]
+    existing = set(rows.column_names)
+    if not any(columns <= existing for columns in formats):
         raise ValueError(
             f"training cannot read {name!r} with the columns {', '.join(rows.column_names)}. It reads messages; prompt "
             f"and completion; {text_column} (--dataset_text_field); input_ids and labels; two columns of your own "
@@ -251,14 +335,16 @@ def require_trl_form(rows: Dataset, name: str | None, text_column: str) -> None:
 
 
 def column_names(rows: Dataset) -> list[str]:
-    """Column names, with the fields of struct columns as column.field."""
-    names = []
+    """Return the column names, with the fields of struct columns as column.field."""
+    names: list[str] = []
     for name, feature in rows.features.items():
-        names += [name, *(f"{name}.{key}" for key in feature)] if isinstance(feature, dict) else [name]
+        names.append(name)
+        if isinstance(feature, dict):
+            names += [f"{name}.{key}" for key in feature]
     return names
 
 
-def one_of(key: str, value: str, choices: Iterable[str]) -> str:
-    if value not in set(choices):
-        raise ValueError(f"{key}={value!r} is not known here. Choose one of {', '.join(choices)}.")
-    return value
+def check_one_of(key: str, value: str, choices: Iterable[str]) -> None:
+    known = list(choices)
+    if value not in known:
+        raise ValueError(f"{key}={value!r} is not known here. Choose one of {', '.join(known)}.")

@@ -1,7 +1,7 @@
-"""What to train on: the settings that say it, and the paper's three training sets with their columns.
+"""What to train on: the settings, and the paper's three training sets with their columns.
 
-A source is one short function from a row to (question, response), or None for a row that has no demonstration.
-Any data set that is not listed here is TRL's business: it passes through untouched.
+A source is one short function from a row to (question, response), or None for a row without a demonstration. A data
+set that is not listed here is passed to TRL unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,17 +23,18 @@ def key(default: Any, text: str, **more: Any) -> Any:
 
 @dataclass
 class DataSettings:
-    """What to train on; every field is a key of a recipe."""
+    """What to train on. Every field is a key of a recipe."""
 
     dataset_name: str | None = key(
         None,
-        "numina, openr1, m23k, demo; or the hub id or path of any data set in one of TRL's formats.",
+        "numina, openr1, m23k; the hub id or path of any data set in one of TRL's formats; or module:function, which "
+        "is called with the seed and returns a Dataset.",
     )
     dataset_config: str | None = key(None, "Configuration name of a hub data set.")
     dataset_train_split: str = key("train", "Split to train on.")
     dataset_revision: str | None = key(None, "Commit, tag or branch of a hub data set.")
     data_dir: str | None = key(None, "Local file or directory with the columns of `dataset_name`, instead of the hub.")
-    question_column: str | None = key(None, "Column of the question, for a data set of your own; with response_column.")
+    question_column: str | None = key(None, "Column of the question in a data set of your own; with response_column.")
     response_column: str | None = key(None, "Column of the response, likewise.")
     prompt: str = key(
         "question",
@@ -51,7 +52,7 @@ DEFAULTS = {item.name: item.default for item in fields(DataSettings)}
 
 
 def field_of(row: Row, name: str) -> Any:
-    """A column's value; `a.b` is field b of the struct column a."""
+    """Return a column's value; `a.b` is field b of the struct column a."""
     value: Any = row
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -74,9 +75,11 @@ class Source:
         return next(iter(self.columns))
 
     def demonstration(self, row: Row, response: str) -> Demonstration | None:
-        """(question, response) of one row; None where either is missing or empty."""
+        """Return (question, response) of one row; None where either is missing or empty."""
         pair = self.read(row, response)
-        return pair if pair and all(isinstance(text, str) and text.strip() for text in pair) else None
+        if pair is None or not all(isinstance(text, str) and text.strip() for text in pair):
+            return None
+        return pair
 
 
 def numina(row: Row, response: str) -> Demonstration | None:
@@ -115,10 +118,14 @@ PAIRS = Source("pairs", "", {"full": ("question", "response")}, 0, lambda row, _
 
 
 def find_source(where: DataSettings) -> Source | None:
-    """The user's own two columns, the paper's set, or pairs in a curated directory; None is any other data set."""
-    question, response = where.question_column, where.response_column
+    """Return the user's own two columns, the paper's set, or the pairs in a curated directory.
+
+    None for any other data set, which TRL reads.
+    """
+    question = where.question_column
+    response = where.response_column
     if (question is None) != (response is None):
-        raise ValueError("question_column and response_column name two columns together; one of them is missing.")
+        raise ValueError("question_column and response_column are given together; one of them is missing.")
     if question is not None and response is not None:
         read: Reader = lambda row, _: (field_of(row, question), field_of(row, response))  # noqa: E731
         base = SOURCES.get(where.dataset_name or "", PAIRS)
@@ -129,7 +136,9 @@ def find_source(where: DataSettings) -> Source | None:
 
 
 def curated_form(dataset: str | None) -> str | None:
-    """The form that a directory written by `qsft curate` says its rows have; None for any other data set."""
+    """Return the format of the rows in a directory written by `qsft curate`; None for any other data set."""
     manifest = Path(dataset or "", "manifest.json")
-    form = read_json(manifest, "Curate again, or give another data set.").get("form") if manifest.is_file() else None
+    if not manifest.is_file():
+        return None
+    form = read_json(manifest, "Curate again, or give another data set.").get("form")
     return form if isinstance(form, str) else None

@@ -1,4 +1,4 @@
-"""A recipe is one flat file that is YAML and Python at once; this room reads it, plans it and runs it.
+"""A recipe is one flat file that is YAML and Python at once. This subpackage reads it, plans it and runs it.
 
 accelerate launch recipes/X.yaml --key value     ends in launch(__file__), the recipe's last line
 qsft train recipes/X.yaml --key value            ends in train(read_recipe(…))
@@ -13,27 +13,36 @@ from urllib.request import getproxies
 
 from qsft.processes import exit_process
 
-PACKAGED = Path(__file__).parent / "files"  # the recipes that come with qsft, and their launch configurations
+
+def packaged_directory() -> Path:
+    """Return the directory of the recipes that come with qsft: inside the installed package, or in the checkout."""
+    installed = Path(__file__).parent / "files"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "recipes"
 
 
 def stay_offline_without_hub() -> None:
-    """The hub's libraries would retry for half a minute; call this before they are imported."""
+    """Set HF_HUB_OFFLINE where the hub cannot be reached: its libraries would retry for half a minute.
+
+    Call it before they are imported.
+    """
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    if getproxies():
+        return
     try:
-        if not getproxies():
-            socket.create_connection((host, 443), timeout=5).close()
+        socket.create_connection((host, 443), timeout=5).close()
     except OSError:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def launch(file: str) -> None:
+    """Train the recipe in a file with the options of this process; the last line of every recipe calls it."""
     from qsft.recipe.recipe_file import read_recipe
     from qsft.recipe.run import train
+    from qsft.redaction import redact_text
 
     try:
-        train(read_recipe(file, sys.argv[1:]))
+        train(read_recipe(Path(file), sys.argv[1:]))
     except (ValueError, OSError) as error:
-        # A message that says what, why and what to do needs no traceback above it.
-        print(f"qsft: {error}", file=sys.stderr)
+        print(f"qsft: {redact_text(str(error))}", file=sys.stderr)
         exit_process(2)
     exit_process(0)

@@ -1,78 +1,106 @@
-"""A recipe's data and model as other rooms take them: a data-level method its material, a picture its subject."""
+"""The curation of a recipe's data set: what `qsft curate` and the key `curate` ask a data-level method to do."""
 
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
-from qsft.curate.catalogue import Options, find_method, settings_of
+from qsft.curate.catalogue import Options
 from qsft.curate.curation import Material, curate
-from qsft.data.sources import find_source
-from qsft.processes import is_main, process_group
-from qsft.recipe.job import WORLDS, Job, configure
-from qsft.recipe.keys import ORIGIN, RecipeSettings
-from qsft.recipe.recipe_file import read_recipe
+from qsft.data.load import TrainingData
+from qsft.data.sources import DataSettings, find_source
+from qsft.recipe.job import Job
+from qsft.recipe.keys import DATASET_KEYS, RecipeSettings
+from qsft.run_directory import curated_directory
 
 
-def curate_recipe(method: str, name: str | None, given: Namespace, words: Sequence[str]) -> None:
-    """Do `qsft curate METHOD [NAME]` with these options, `words` being keys of a recipe, and say what came of it."""
-    recipe = read_recipe(name, [*words, *(["--model_name_or_path", given.model] if given.model else [])])
-    recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})
-    known = settings_of(find_method(method))
-    settings = {key: value for key, value in vars(given).items() if key in known and value is not None}
-    with process_group():
-        manifest = curate_job(configure(recipe), method, settings, given.out, Options.of(vars(given)))
-    if not is_main():
-        return
-    lines = [f"{manifest['counts']['rows']:,} rows from {manifest['counts']['problems']:,} problems in {given.out}"]
-    counts = {**manifest["rows by origin"], **manifest["counts"]}
-    lines += [f"  {count:>9,}  {what}" for what, count in counts.items() if count]
-    for what, value in manifest["rates"].items():
-        lines.append(f"  {value:>9,.1f}  {what}" if value > 1 else f"  {value:>9.1%}  {what}")
-    target = "cft" if manifest["method"] == "critical" else "sft"
-    start = name or f"--model_name_or_path {manifest['name']}"
-    lines += ["Train on it with", f"  qsft train {start} --target {target} --dataset_name {given.out}"]
-    print("\n".join(lines))
+@dataclass(frozen=True)
+class Curation:
+    """A data-level method and where its data set goes.
+
+    Attributes:
+        method: Name of the method.
+        settings: The method's own settings that were given.
+        options: How the method is run.
+        output_dir: Where the data set goes.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    options: Options
+    output_dir: Path
 
 
-def curate_job(job: Job, method: str, wanted: Mapping[str, Any], out: Path, options: Options) -> dict[str, Any]:
-    """Give a method the rows that training would have seen, as they are stored; the manifest of what it made."""
+def read_curation(value: Mapping[str, Any], run: str) -> Curation:
+    """Return the curation that the key `curate` describes.
+
+    Args:
+        value: The key's value, such as {"method": "rft", "num_samples": 8}.
+        run: The output directory of the run, which holds the data set by default.
+    """
+    remaining = dict(value)
+    if "method" not in remaining:
+        raise ValueError(f'curate={dict(value)} has no method. Write for example {{"method": "rft"}}.')
+    method = remaining.pop("method")
+    output_dir = Path(remaining.pop("output_dir", None) or curated_directory(run))
+    names = {field.name for field in fields(Options)}
+    options = {name: remaining.pop(name) for name in list(remaining) if name in names}
+    return Curation(method, remaining, Options.of(options), output_dir)
+
+
+def curated_settings(settings: RecipeSettings, directory: Path) -> RecipeSettings:
+    """Return the settings that read a curated data set instead of the recipe's own."""
+    replaced: dict[str, Any] = dict.fromkeys(DATASET_KEYS)
+    replaced["dataset_name"] = str(directory)
+    replaced["dataset_train_split"] = "train"
+    return replace(settings, curate=None, **replaced)
+
+
+def curate_dataset(
+    job: Job,
+    tokenizer: PreTrainedTokenizerBase,
+    curation: Curation,
+    *,
+    load_data: Callable[..., TrainingData],
+    stored_rows: Callable[[DataSettings], Dataset],
+    train_round: Callable[[Path, str, Path], None],
+) -> dict[str, Any]:
+    """Run a method over the rows that training would have read, and return the manifest of what it made.
+
+    Args:
+        job: The recipe's job.
+        tokenizer: The student's.
+        curation: What to do.
+        load_data: Returns the examples of some data settings.
+        stored_rows: Returns the rows of some data settings as they are stored.
+        train_round: Trains (directory of rows, initial model, output directory), for methods of several rounds.
+    """
     settings = job.settings
-    if world := WORLDS.get(settings.dataset_name or ""):
-        options = replace(options, gold=options.gold or world["gold"], verifier=options.verifier or world["verifier"])
-    # Training would refuse `prompt` for a data set that TRL renders; here it may be how a text column is asked.
-    loaded = settings if find_source(settings) else replace(settings, prompt=RecipeSettings.prompt)
-    chosen = job.load(loaded, to_train=False).manifest["row_ids"][: options.limit]
+    options = curation.options
+    if settings.gold is not None and options.gold is None:
+        options = replace(options, gold=settings.gold)
+    if settings.verifier is not None and options.verifier is None:
+        options = replace(options, verifier=settings.verifier)
+    # With a data set that TRL renders, training does not accept `prompt`; here it may be the prompt of a text column.
+    loaded_settings = settings
+    if find_source(settings) is None:
+        loaded_settings = replace(settings, prompt=RecipeSettings.prompt)
+    row_ids = load_data(loaded_settings, to_train=False).manifest["row_ids"]
 
-    def other(dataset: str) -> tuple[Dataset, RecipeSettings]:
-        there = replace(settings, dataset_name=dataset, data_dir=None)
-        return job.stored_rows(there), there
+    def other_dataset(name: str) -> tuple[Dataset, RecipeSettings]:
+        other = replace(settings, dataset_name=name, data_dir=None)
+        return stored_rows(other), other
 
-    rows, by = job.stored_rows(settings).select(chosen), partial(train, job)
-    material = Material(rows, settings, job.student, job.tokenizer, other, by, training=dict(job.recipe.values))
-    return curate(method, wanted, material, out, options)
-
-
-def train(job: Job, rows: Path, start: str, out: Path) -> None:
-    values = {key: value for key, value in job.recipe.values.items() if key not in {"curate", *ORIGIN}}
-    values = {"target": "sft", **values, "dataset_name": str(rows), "model_name_or_path": start}
-    trainer = configure(replace(job.recipe, values=values, output_dir=str(out))).trainer()
-    trainer.train()
-    trainer.save_model(str(out))
-    trainer.accelerator.wait_for_everyone()
-
-
-def curated_settings(job: Job) -> RecipeSettings:
-    """The data settings of a job whose recipe has the key `curate`; its rows are curated now, unless they were."""
-    wanted = dict(job.settings.curate or {})
-    if "method" not in wanted:
-        raise ValueError(f'curate={wanted} names no method. Write for example {{"method": "rft", "num_samples": 8}}.')
-    out = Path(wanted.pop("out", None) or Path(str(job.args.output_dir), "curated"))
-    options = Options.of({item.name: wanted.pop(item.name) for item in fields(Options) if item.name in wanted})
-    curate_job(job, wanted.pop("method"), wanted, out, options)
-    origin: dict[str, Any] = {"dataset_name": str(out), **dict.fromkeys(ORIGIN, None), "dataset_train_split": "train"}
-    return replace(job.settings, **origin, curate=None)
+    material = Material(
+        stored_rows(settings).select(row_ids[: options.limit]),
+        settings,
+        job.student,
+        tokenizer,
+        other_dataset,
+        train_round,
+        training=dict(job.recipe.values),
+    )
+    return curate(curation.method, curation.settings, material, curation.output_dir, options)

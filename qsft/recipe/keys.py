@@ -2,8 +2,9 @@
 
 import argparse
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -14,40 +15,55 @@ from qsft.data.sources import DataSettings, key
 if TYPE_CHECKING:
     from trl import TrlParser
 
-# Where rows come from and which of them: said about one data set, so another one starts from the defaults.
-ORIGIN = (
-    "data_dir", "response", "question_column", "response_column", "sample_rows", "dataset_config", "dataset_revision",
+# Keys that describe one data set: where another data set is named, they return to their defaults.
+DATASET_KEYS = (
+    "data_dir",
+    "response",
+    "question_column",
+    "response_column",
+    "sample_rows",
+    "dataset_config",
+    "dataset_revision",
     "dataset_train_split",
-)  # fmt: skip
+)
+NON_NEGATIVE = ("learning_rate", "weight_decay", "max_grad_norm", "num_train_epochs", "warmup_steps")
 OPTION = re.compile(r"^--[\w-]+")
 
 
 @dataclass
 class RecipeSettings(DataSettings):
-    """What a recipe says beyond the model's and the trainer's configuration."""
+    """The keys of a recipe that are neither the model's nor the trainer's."""
 
+    teacher: str | None = key(
+        None,
+        "As Python's `teacher=`: a model id or path, the directory of a cache, or base: the student itself.",
+    )
     curate: dict[str, Any] | None = key(  # noqa: RUF009
         None,
-        'Train on what a data-level method makes of the data: {"method": "rft", "num_samples": 8}, with the settings '
-        "of `qsft curate METHOD --help`; `out` is where it is kept (default: output_dir/curated).",
+        'Train on what a data-level method makes of the data: {"method": "rft"}, with the settings of '
+        "`qsft curate METHOD --help`; `output_dir` is where it is kept (default: _curated in the run's directory).",
     )
+    gold: str | None = key(None, "How `qsft curate` finds the gold answer: a column, `boxed`, or module:function(row).")
+    verifier: str | None = key(None, "How `qsft curate` verifies a response: module:function(response, row).")
     global_batch_size: int | None = key(
         None,
-        "Sequences per optimiser step over all processes. per_device_train_batch_size becomes at most the share of one "
-        "process, gradient_accumulation_steps the rest; rows are cut to a multiple of it.",
+        "Sequences per optimizer step over all processes. per_device_train_batch_size becomes at most the share of one "
+        "process, gradient_accumulation_steps the rest; examples are cut to a multiple of it.",
     )
     dataset_test_split: str | None = key(None, "Split to report the loss on (with eval_strategy).")
     eval_tasks: str | None = key(None, "What `qsft eval RECIPE` measures: math, medical, or names of tasks.")
-    eval_protocol: str | None = key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math or avg16.")
+    eval_protocol: str | None = key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math.")
     target_protocols: dict[str, str] | None = key(  # noqa: RUF009
-        None, 'Targets that are evaluated otherwise than by eval_protocol: {"target": "avg16"}.'
+        None, 'Targets that are evaluated otherwise than by eval_protocol: {"target_sft": "paper-math"}.'
     )
-    overwrite: bool = key(False, "Start anew where a run is: it is moved to output_dir/earlier.")
-    dry_run: bool = key(False, "Print configuration, data, steps and the state of the cache, and stop.")
+    overwrite: bool = key(
+        False, "Start anew where a run exists: the earlier run is moved to OUTPUT_DIR.previous, beside it."
+    )
+    dry_run: bool = key(False, "Run every check that needs no weights, print what the recipe would do, and stop.")
 
 
 def owners() -> tuple[Any, ...]:
-    """The dataclasses whose fields are the keys, in the order recipe, model, training."""
+    """Return the dataclasses whose fields are the keys, in the order recipe, model, training."""
     from trl import ModelConfig
 
     from qsft.train.config import TargetSFTConfig
@@ -57,55 +73,75 @@ def owners() -> tuple[Any, ...]:
 
 @cache
 def key_parser() -> "TrlParser":
-    """TRL's parser of all keys, which gives only what was given: defaults are the dataclasses' business."""
+    """Return TRL's parser of all keys without defaults: those are the dataclasses' own."""
     from trl import TrlParser
 
     parser = TrlParser(owners(), allow_abbrev=False, add_help=False, exit_on_error=False)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
-        if action.nargs != 0:  # --no_bf16 and its kind take no word
-            _widen(action, declared_kinds()[action.dest])
+        if action.nargs != 0:  # --no_bf16 and the like take no value
+            _widen(action, declared_types()[action.dest])
     return parser
 
 
 @cache
-def declared_kinds() -> dict[str, set[Any]]:
-    """The types that each key's field declares, without their parameters: {"report_to": {NoneType, str, list}, …}."""
-    hints = {name: hint for owner in owners() for name, hint in get_type_hints(owner).items()}
-    members = {name: get_args(h) if get_origin(h) in (Union, UnionType) else [h] for name, h in hints.items()}
-    return {name: {get_origin(member) or member for member in union} for name, union in members.items()}
+def declared_types() -> dict[str, set[Any]]:
+    """Return the types that each key's field declares: {"report_to": {NoneType, str, list}, …}."""
+    found: dict[str, set[Any]] = {}
+    for owner in owners():
+        for name, hint in get_type_hints(owner).items():
+            members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+            found[name] = {get_origin(member) or member for member in members}
+    return found
 
 
 def keys() -> dict[str, argparse.Action]:
-    """Every key a recipe may hold, by every name it has but those with hyphens."""
+    """Return every key a recipe may have, by each of its names without hyphens."""
     options = key_parser()._option_string_actions
     return {option[2:]: action for option, action in options.items() if "-" not in option[2:]}
 
 
 def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values that `--key value` words give to keys, and the words that no key takes."""
+    """Return the values that `--key value` words give to keys, and the words that are no key's.
+
+    Raises:
+        ValueError: A value does not fit its key.
+    """
     underscored = [OPTION.sub(lambda option: "--" + option[0][2:].replace("-", "_"), word) for word in words]
     try:
-        parsed, rest = key_parser().parse_known_args(underscored)
+        parsed, unknown = key_parser().parse_known_args(underscored)
     except argparse.ArgumentError as error:
         name = str(error.argument_name).partition("/")[0]
         raise ValueError(f"{name}: {error.message}. `qsft train --keys` explains every key.") from None
-    lone = {key: value[0] for key, value in vars(parsed).items() if isinstance(value, list) and len(value) == 1}
-    return vars(parsed) | {key: _lone(word, declared_kinds()[key]) for key, word in lone.items()}, rest
+    values = vars(parsed)
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) == 1:
+            values[name] = _single_word_of_list(value[0], declared_types()[name])
+    return values, unknown
 
 
-def _lone(word: str | None, kinds: set[Any]) -> Any:
-    """A list given as one word: JSON, or null, or its only member, which alone will do where text is allowed."""
-    if word is None or (word.startswith("[") and isinstance(read_word(word), list)):
-        return None if word is None else read_word(word)
-    return word if str in kinds else [word]
+def _single_word_of_list(word: str | None, types: set[Any]) -> Any:
+    """The value of a list key given as one word: JSON, null, a text where the key takes one, or a list of one."""
+    if word is None:
+        return None
+    if word.startswith("["):
+        value = read_word(word)
+        if isinstance(value, list):
+            return value
+    return word if str in types else [word]
 
 
 def read_word(word: str) -> Any:
-    """A word whose type nobody declares (a hyper-parameter): a number, JSON, true or false, null, or text."""
-    if word.lower() in ("true", "false", "none", "null"):
-        return {"true": True, "false": False}.get(word.lower())
-    for read in (int, float, json.loads):
+    """Return the value of a word without a declared type: a number, JSON, true or false, null, or the text itself.
+
+    >>> [read_word(word) for word in ("3", "1e-3", "true", "null", "[1, 2]", "topk")]
+    [3, 0.001, True, None, [1, 2], 'topk']
+    """
+    constants = {"true": True, "false": False, "none": None, "null": None}
+    if word.lower() in constants:
+        return constants[word.lower()]
+    readers: tuple[Callable[[str], Any], ...] = (int, float, json.loads)
+    for read in readers:
         try:
             return read(word)
         except ValueError:
@@ -113,35 +149,52 @@ def read_word(word: str) -> Any:
     return word
 
 
-def list_keys() -> str:
+def list_keys(pattern: str = "") -> str:
+    """Return the keys whose names or help contain a text, with defaults and help."""
     from trl import TrlParser
 
-    actions = TrlParser(owners(), add_help=False)._actions
-    told = [(a.option_strings[0], a.default, " ".join((a.help or "").split())) for a in actions if a.nargs != 0]
-    return "\n".join(f"{name}  (default: {default})\n    {text}" for name, default, text in told)
+    lines = []
+    for action in TrlParser(owners(), add_help=False)._actions:
+        if action.nargs == 0:
+            continue
+        text = " ".join((action.help or "").split())
+        if pattern.lower() in f"{action.option_strings[0]} {text}".lower():
+            lines.append(f"{action.option_strings[0]}  (default: {action.default})\n    {text}")
+    return "\n".join(lines)
 
 
-def _widen(action: argparse.Action, kinds: set[Any]) -> None:
-    """Let a key take what TRL's parser leaves out: JSON, lists beside text, null, a flag without a word."""
+def _widen(action: argparse.Action, types: set[Any]) -> None:
+    """Let a key take what TRL's parser leaves out: JSON, lists beside text, null, a flag without a value."""
     read: Any = action.type
-    if kinds <= {bool, NoneType}:
-        action.nargs, action.const = "?", True
-    elif list in kinds:
+    if types <= {bool, NoneType}:
+        action.nargs = "?"
+        action.const = True
+    elif list in types:
         action.nargs = "+"
-    elif dict in kinds or (str in kinds and kinds & {int, bool}):
+    elif dict in types or (str in types and types & {int, bool}):
         read = read_word
-    if action.choices is not None and NoneType in kinds:
+    if action.choices is not None and NoneType in types:
         action.choices = [*action.choices, None]
+    action.type = _value_reader(read, types, action.dest)
+
+
+def _value_reader(read: Any, types: set[Any], name: str) -> Callable[[str], Any]:
+    """Return the function that argparse reads the words of one key with."""
 
     def convert(word: str) -> Any:
-        value = read(word) if word not in ("null", "None") else None  # `none` stays a word: report_to has one
-        if value is None and NoneType not in kinds:
+        # `none` stays a word: report_to has a value of that name.
+        value = None if word in ("null", "None") else read(word)
+        if value is None and NoneType not in types:
             raise argparse.ArgumentTypeError("null is not possible here: leave the key out to keep its default")
-        if dict in kinds and not isinstance(value, dict | None):
-            if str not in kinds:
-                raise argparse.ArgumentTypeError(f'{word!r} is not a JSON object such as {{"num_samples": 8}}')
-            value = word
+        if isinstance(value, float) and not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{word} is not a finite number")
+        if name in NON_NEGATIVE and isinstance(value, int | float) and value < 0:
+            raise argparse.ArgumentTypeError(f"{word} is negative")
+        if dict in types and not isinstance(value, dict | None):
+            if str not in types:
+                raise argparse.ArgumentTypeError(f'{word!r} is not a JSON object such as {{"name": 8}}')
+            return word
         return value
 
-    convert.__name__ = getattr(read, "__name__", "value")  # argparse says "invalid int value"
-    action.type = convert
+    convert.__name__ = getattr(read, "__name__", "value")  # argparse's message is "invalid int value"
+    return convert

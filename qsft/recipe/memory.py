@@ -1,9 +1,9 @@
-"""Bytes per GPU of a training step, part by part, for every way of spreading it over GPUs.
+"""Bytes per GPU of a training step, part by part, for every strategy of spreading it over GPUs.
 
-Weights, gradients and optimiser follow from the parameters' shapes alone and are exact for AdamW. Activations are found
-by rehearsing the step: the model is built from its config under PyTorch's fake tensor mode and every operation of the
-real forward and backward is dispatched, so they follow from the architecture itself, whatever it is, and not from a
-formula kept beside it. CUDA's context and fragmentation are not in it.
+Weights, gradients and optimizer states follow from the parameters' shapes and are exact for AdamW. Activations are
+measured by tracing the step: the model is built from its config under PyTorch's fake tensor mode, and every operation
+of the real forward and backward is dispatched, so they follow from the architecture and not from a formula. CUDA's
+context and fragmentation are not included.
 """
 
 import weakref
@@ -18,6 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from trl import ModelConfig, get_peft_config
+
+from qsft.losses.matmuls import rows_per_block, tokens_per_chunk
 
 FLOAT = 4  # bytes of a float32
 STEP_COUNTER = FLOAT  # AdamW keeps one float32 per parameter tensor
@@ -25,7 +28,7 @@ DEEPSPEED_BUCKET = 500_000_000  # its default reduce_bucket_size, in numbers
 DEEPSPEED_LIVE = 1_000_000_000  # its default stage3_max_live_parameters
 
 
-class Step(NamedTuple):
+class StepShape(NamedTuple):
     """The shape of one micro-batch and how it is computed."""
 
     batch: int
@@ -35,8 +38,8 @@ class Step(NamedTuple):
     checkpointing: bool = True
 
 
-class Rehearsed(NamedTuple):
-    """A model's parameters, and what a step allocates beside them and their gradients, in bytes."""
+class StepTrace(NamedTuple):
+    """A model's parameters, and the bytes that a step allocates beside them and their gradients."""
 
     parameters: tuple[Tensor, ...]  # fake: they have shape, dtype and requires_grad, but no memory
     head: Tensor
@@ -55,8 +58,8 @@ class Memory(NamedTuple):
 
     weights: int
     gradients: int
-    optimiser: int
-    exchange: int  # what the strategy itself holds: gradient buckets, weights gathered for the time they are used
+    optimizer: int
+    exchange: int  # buffers of the strategy: gradient buckets, weights gathered while they are used
     activations: int = 0
     head: int = 0
 
@@ -65,18 +68,18 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def ddp(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
+def ddp(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Everything on every GPU; the reducer's buckets hold a second copy of the gradients."""
     gradients = sum(p.nbytes for p in model.trained)
     return Memory(
         weights=sum(p.nbytes for p in model.parameters),
         gradients=gradients,
-        optimiser=2 * gradients + STEP_COUNTER * len(model.trained),
+        optimizer=2 * gradients + STEP_COUNTER * len(model.trained),
         exchange=gradients if gpus > 1 else 0,
     )
 
 
-def fsdp2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
+def fsdp2(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Each parameter split along its first dimension; with mixed precision the shards that train are float32.
 
     Gathered in the compute dtype: everything outside the blocks, the block at work and the one fetched ahead, and the
@@ -93,24 +96,24 @@ def fsdp2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     return Memory(
         weights=sum(map(shard, model.parameters)),
         gradients=trained,
-        optimiser=2 * trained + STEP_COUNTER * len(model.trained),
+        optimizer=2 * trained + STEP_COUNTER * len(model.trained),
         exchange=(model.outside + 3 * model.block) * (mixed or model.head.dtype).itemsize,
     )
 
 
-def zero2(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
-    """Whole weights; one flat share of gradients, of float32 master weights and of AdamW's two moments."""
+def zero2(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
+    """Complete weights; one flat share of gradients, of float32 master weights and of AdamW's two moments."""
     width = (mixed or model.head.dtype).itemsize
     trained = sum(p.numel() for p in model.trained)
     return Memory(
         weights=sum(p.numel() for p in model.parameters) * width,
         gradients=_ceil(trained, gpus) * width,
-        optimiser=_ceil(trained, gpus) * 3 * FLOAT,
+        optimizer=_ceil(trained, gpus) * 3 * FLOAT,
         exchange=min(trained, DEEPSPEED_BUCKET) * width,
     )
 
 
-def zero3(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
+def zero3(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
     """One share of everything; weights are gathered for the time they are used, up to DeepSpeed's limit."""
     width = (mixed or model.head.dtype).itemsize
     trained = sum(_ceil(p.numel(), gpus) for p in model.trained)
@@ -119,7 +122,7 @@ def zero3(model: Rehearsed, gpus: int, mixed: torch.dtype | None) -> Memory:
     return Memory(
         weights=sum(_ceil(p.numel(), gpus) for p in model.parameters) * width,
         gradients=trained * width,
-        optimiser=trained * 3 * FLOAT,
+        optimizer=trained * 3 * FLOAT,
         exchange=(live + bucket) * width if gpus > 1 else 0,
     )
 
@@ -132,7 +135,7 @@ def _ceil(number: int, parts: int) -> int:
 
 
 class Allocations(TorchDispatchMode):
-    """While entered: how many bytes the tensors made inside hold now (`live`), and held at most (`peak`)."""
+    """Counts the bytes of the tensors made while entered: `live` now, `peak` at most."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
@@ -153,7 +156,7 @@ class Allocations(TorchDispatchMode):
         self.live -= self._bytes.pop(key)
 
 
-def rehearse(config: PretrainedConfig, step: Step, adapter: PeftConfig | None = None) -> Rehearsed:
+def trace_step(config: PretrainedConfig, step: StepShape, adapter: PeftConfig | None = None) -> StepTrace:
     """Run one micro-batch forward and backward on tensors that have a shape but no memory."""
     with torch.device("meta"):
         model = causal = AutoModelForCausalLM.from_config(config, dtype=step.dtype, attn_implementation="sdpa").train()
@@ -174,10 +177,10 @@ def rehearse(config: PretrainedConfig, step: Step, adapter: PeftConfig | None = 
         blocks = [sum(p.numel() for p in unit.parameters()) for unit in units]
         outside = sum(p.numel() for p in parameters) - sum(blocks)
         head = causal.get_output_embeddings().weight
-        return Rehearsed(parameters, head, max(blocks, default=0), outside, activations, full_logits)
+        return StepTrace(parameters, head, max(blocks, default=0), outside, activations, full_logits)
 
 
-def backbone(causal: Any, step: Step) -> Tensor:
+def backbone(causal: Any, step: StepShape) -> Tensor:
     ids = torch.zeros(step.batch, step.length, dtype=torch.long)
     with nullcontext() if step.autocast is None else torch.autocast("cpu", step.autocast):
         hidden: Tensor = causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -203,3 +206,45 @@ def _peak(model: nn.Module, run: Callable[[], Tensor]) -> tuple[int, Tensor]:
     with Allocations(known) as allocations:
         result = run()
     return allocations.peak, result
+
+
+def count_parameters(config: PretrainedConfig, model: ModelConfig) -> tuple[int, int]:
+    """Return (all parameters, trained parameters) of a model, with the adapter that its configuration asks for."""
+    with torch.device("meta"):
+        causal: Any = AutoModelForCausalLM.from_config(config)
+        adapter = get_peft_config(model)
+        if adapter is not None:
+            causal = get_peft_model(causal, adapter)
+    total = sum(p.numel() for p in causal.parameters())
+    trained = sum(p.numel() for p in causal.parameters() if p.requires_grad)
+    return total, trained
+
+
+def head_bytes(
+    tokens: int,
+    hidden: int,
+    vocabulary: int,
+    *,
+    trained: bool = True,
+    top_k: int = 0,
+    compute: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+    kernels: bool = False,
+) -> int:
+    """Return the peak bytes of the fused head over `tokens` label positions with a cached top-k teacher.
+
+    A float32 tile and the block it is processed in, the float32 gradients of hidden states and weight, and the
+    teacher's log-probs. With bf16 matmuls a cast tile is added, and on a CPU, whose products are bf16, one product
+    more. The Triton kernels need neither block nor cast tile. When the backward casts the gradients, the tile is freed.
+    """
+    chunk = tokens_per_chunk(tokens, vocabulary, torch.float32, hidden if trained else 0)
+    block = 0 if kernels else min(chunk, rows_per_block(vocabulary, torch.float32, device))
+    weight = vocabulary * hidden if trained else 0
+    float32_numbers = (chunk + block) * vocabulary + tokens * hidden + weight
+    cast_numbers = 0
+    if not kernels and compute != torch.float32:
+        cast_numbers = chunk * vocabulary
+        if device == "cpu":
+            cast_numbers += weight
+    teacher = tokens * top_k * (8 + FLOAT)  # ids and log-probs
+    return float32_numbers * FLOAT + cast_numbers * compute.itemsize + teacher

@@ -1,164 +1,266 @@
-"""The plan of a recipe before anything is spent: documents, cache, steps, memory per GPU by part and strategy."""
+"""The plan of a recipe from metadata alone: documents, cache, steps, memory per GPU by part and strategy.
 
+No weights are read, nothing is downloaded or tokenized beyond a few rows of a local file.
+"""
+
+import itertools
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from datasets import Dataset, load_dataset_builder
 from rich.filesize import decimal
 from rich.table import Table
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 from trl import get_peft_config
 
-from qsft.data.sources import SOURCES
-from qsft.recipe.head_cost import head_bytes, head_lines
+from qsft.data.load import find_local_dataset, load_training_data
+from qsft.data.sources import DataSettings, find_source
 from qsft.recipe.job import Job, configure
-from qsft.recipe.memory import STRATEGIES, Memory, Rehearsed, Step, rehearse
+from qsft.recipe.memory import STRATEGIES, Memory, StepShape, StepTrace, head_bytes, trace_step
+from qsft.recipe.model_shapes import student_config
+from qsft.recipe.prepare import load_student_tokenizer, stored_rows
 from qsft.recipe.recipe_file import Recipe
 from qsft.targets.view import IGNORED
 from qsft.teacher.format.encoding import bytes_per_label_token
 from qsft.train.teacher import capture_settings
+from qsft.user_functions import is_function_name
 
 INDEX_BYTES = 64  # of a cache, per document
+SURVEYED_ROWS = 512  # rows of a local data set that are tokenized to estimate lengths
 
-# As in the models' own config.json.
-KEYS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-        "intermediate_size", "vocab_size", "tie_word_embeddings")  # fmt: skip
-QWEN_1P5B = ("qwen2", 1536, 28, 12, 2, 8960, 151_936, True)
-QWEN_7B = ("qwen2", 3584, 28, 28, 4, 18_944, 152_064, False)
-SHAPES = {
-    "Qwen/Qwen2.5-Math-1.5B": QWEN_1P5B,
-    "Qwen/Qwen2.5-1.5B": QWEN_1P5B,
-    "Qwen/Qwen2.5-Math-7B": QWEN_7B,
-    "Qwen/Qwen2.5-7B": QWEN_7B,
-    "Qwen/Qwen3-1.7B-Base": ("qwen3", 2048, 28, 16, 8, 6144, 151_936, True),
-    "meta-llama/Llama-3.2-3B": ("llama", 3072, 28, 24, 8, 8192, 128_256, True),
-    "meta-llama/Llama-3.1-8B": ("llama", 4096, 32, 32, 8, 14_336, 128_256, False),
-}
-
-# Label tokens per row, guessed from the kind of text: worked solutions, reasoning below 3,072 tokens, short answers.
+# Label tokens per example, guessed from the text: worked solutions, reasoning below 3,072 tokens, short answers.
 LABEL_TOKENS = {"numina": 400, "openr1": 1700, "m23k": 300}
 
 
-class Corpus(NamedTuple):
-    """The training rows in numbers; label tokens are None where the data cannot be read yet."""
+@dataclass(frozen=True)
+class Corpus:
+    """The training examples in numbers.
+
+    Attributes:
+        documents: How many there are.
+        longest: Tokens of the longest example after truncation.
+        label_tokens: Label tokens of all examples; None where the data cannot be read yet.
+        most_labels: Label tokens of the example that has most.
+        source: Where the numbers come from; empty when every example was counted.
+    """
 
     documents: int
-    longest: int  # tokens of the longest row after truncation
+    longest: int
     label_tokens: int | None
-    most_labels: int  # label tokens of the row that has most
-    note: str = ""
-    estimate: bool = False  # the label tokens are a guess
+    most_labels: int
+    source: str = ""
+
+    @property
+    def is_estimate(self) -> bool:
+        return bool(self.source) and self.label_tokens is not None
 
 
-class Plan(NamedTuple):
-    """What a recipe will need on the GPUs it was made for."""
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe needs.
+
+    Attributes:
+        job: The job.
+        config: The student's configuration.
+        corpus: The training examples.
+        memory: Bytes per GPU by strategy.
+        full_logits: Bytes that the logits of all positions would take instead of the fused head.
+    """
 
     job: Job
     config: PretrainedConfig
     corpus: Corpus
-    memory: dict[str, Memory]  # per GPU, by strategy
+    memory: dict[str, Memory]
     full_logits: int
-    head: tuple[int, int, int]  # label tokens of a micro-batch at most, hidden size, vocabulary
 
 
 def make_plan(recipe: Recipe, gpus: int = 1) -> Plan:
-    """The plan of a recipe; the model is known by its config alone, no weights are read."""
+    """Return the plan of a recipe on a number of GPUs."""
     if gpus < 1:
-        raise ValueError(f"--gpus {gpus} must be positive.")
+        raise ValueError(f"--gpus must be at least 1, got {gpus}.")
     job = configure(recipe, processes=gpus)
-    # Of the paper's models the shape is known without asking the hub.
-    known = job.student in SHAPES and not Path(job.student).is_dir() and job.model.model_revision in (None, "main")
-    config = (known_config(job.student) if known else job.of_the_student(AutoConfig)).get_text_config()
-    corpus = survey(job)
-    head = corpus.most_labels * job.args.per_device_train_batch_size, config.hidden_size, config.vocab_size
-    return Plan(job, config, corpus, *memory_plan(job, config, corpus.longest, head), head)
+    config = student_config(job)
+    corpus = survey_corpus(job)
+    memory, full_logits = plan_memory(job, config, corpus)
+    return Plan(job, config, corpus, memory, full_logits)
 
 
-def known_config(model: str) -> PretrainedConfig:
-    shape: dict[str, Any] = dict(zip(KEYS, SHAPES[model]))
-    return AutoConfig.for_model(**shape, head_dim=128, dtype="bfloat16")
-
-
-def survey(job: Job) -> Corpus:
-    """Count the training rows; where the hub cannot be reached, what was published about the data set."""
-    limit = job.args.max_length
-    try:
-        dataset = job.data.dataset
-    except OSError:
-        source = SOURCES.get(job.settings.dataset_name or "")
-        if source is None or limit is None:
-            raise
-        rows = (job.settings.sample_rows or source.rows) // job.rows_per_step * job.rows_per_step
-        note = "an estimate, as published: the data could not be read; --data_dir FILE gives exact numbers"
-        return Corpus(rows, limit, rows * min(limit, LABEL_TOKENS[source.name]), limit, note, estimate=True)
-    if "input_ids" not in dataset.column_names:
-        if limit is None:
-            raise ValueError("a plan needs max_length: TRL tokenises this data set only when training starts.")
-        return Corpus(len(dataset), limit, None, limit, "label tokens are known after TRL's preparation")
-    lengths = [min(len(ids), limit or len(ids)) for ids in dataset["input_ids"]]
-    labels = [sum(label != IGNORED for label in row[:limit]) for row in dataset["labels"]]
-    if job.args.packing and limit is not None:  # rows are filled with documents, and all of it may be labels
-        return Corpus(len(dataset), limit, sum(labels), limit)
-    return Corpus(len(dataset), max(lengths), sum(labels), max(labels))
-
-
-def memory_plan(job: Job, config: Any, longest: int, head: tuple[int, int, int]) -> tuple[dict[str, Memory], int]:
-    """Memory per GPU for every strategy, and for LoRA beside the full training; and what full logits would cost."""
-    args, given = job.args, job.model.dtype
-    mixed = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-    dtype: Any = getattr(torch, given) if given not in (None, "auto") else config.dtype or torch.float32
-    step = Step(args.per_device_train_batch_size, longest, dtype, mixed, bool(args.gradient_checkpointing))
-
-    def on_each_gpu(strategy: str, model: Rehearsed) -> Memory:
-        held = head_bytes(
-            *head,
-            trained=model.head.requires_grad,
-            top_k=capture_settings(args)["top_k"],
-            compute=mixed or model.head.dtype,
+def survey_corpus(job: Job) -> Corpus:
+    """Return the training examples in numbers: counted, estimated from a few rows, or as published."""
+    settings = job.settings
+    if settings.curate is not None:
+        raise ValueError(
+            "the examples that `curate` makes are not known before it ran. Plan with the curated data set: "
+            "--curate null --dataset_name DIR."
         )
-        return STRATEGIES[strategy](model, job.processes, mixed)._replace(activations=model.activations, head=held)
+    if is_function_name(settings.dataset_name) and settings.data_dir is None:
+        return _survey_unread(job, settings.sample_rows or 0, f"made by {settings.dataset_name} when the run starts")
+    if find_local_dataset(settings) is not None:
+        return _survey_local(job)
+    rows, source = _published_rows(settings)
+    return _survey_unread(job, rows, source)
 
-    model = rehearse(config, step, get_peft_config(job.model))
-    table = {name: on_each_gpu(name, model) for name in STRATEGIES}
+
+def _survey_local(job: Job) -> Corpus:
+    """Count the rows of a local data set, and tokenize some of them to estimate lengths."""
+    settings = job.settings
+    rows = stored_rows(job, settings)
+    if find_source(settings) is None and not {"input_ids", "labels"} <= set(rows.column_names):
+        count = _whole_batches(min(len(rows), settings.sample_rows or len(rows)), job)
+        return Corpus(count, _required_max_length(job), None, _required_max_length(job), "counted; TRL tokenizes them")
+    drawn = rows
+    if len(rows) > SURVEYED_ROWS:
+        drawn = rows.shuffle(seed=settings.sample_seed).select(range(SURVEYED_ROWS))
+    examples = _tokenize(job, drawn)
+    limit = job.args.max_length
+    lengths = [min(len(ids), limit or len(ids)) for ids in examples["input_ids"]]
+    labels = [sum(label != IGNORED for label in row[:limit]) for row in examples["labels"]]
+    kept = round(len(rows) * len(examples) / len(drawn))
+    documents = _whole_batches(min(kept, settings.sample_rows or kept), job)
+    source = "" if len(drawn) == len(rows) else f"estimated from {len(drawn)} of {len(rows):,} rows"
+    if not source and settings.sample_rows is None:
+        labels = labels[:documents]
+    label_tokens = round(sum(labels) / len(labels) * documents)
+    if job.args.packing:  # examples are filled with documents, and all of it may be labels
+        full = _required_max_length(job)
+        return Corpus(documents, full, label_tokens, full, source)
+    return Corpus(documents, max(lengths), label_tokens, max(labels), source)
+
+
+def _tokenize(job: Job, rows: Dataset) -> Dataset:
+    """Return the examples of some rows, all of them: sampling and whole batches are the plan's."""
+    settings = replace(job.settings, sample_rows=None)
+    tokenizer = load_student_tokenizer(job)
+    max_length = None if job.args.packing else job.args.max_length
+    return load_training_data(settings, tokenizer, max_length=max_length, rows=rows).dataset
+
+
+def _survey_unread(job: Job, rows: int, source: str) -> Corpus:
+    """The numbers of a data set that is not read: label tokens as guessed for the paper's, else unknown."""
+    settings = job.settings
+    limit = _required_max_length(job)
+    documents = _whole_batches(min(rows, settings.sample_rows or rows), job)
+    guess = LABEL_TOKENS.get(settings.dataset_name or "")
+    label_tokens = None if guess is None else documents * min(limit, guess)
+    return Corpus(documents, limit, label_tokens, limit, source)
+
+
+def _published_rows(settings: DataSettings) -> tuple[int, str]:
+    """Return how many rows a hub data set has: by its metadata, or as published for the paper's.
+
+    Raises:
+        OSError: The hub cannot be reached and nothing is known about the data set.
+    """
+    source = find_source(settings)
+    place = (source.hub if source else "") or str(settings.dataset_name)
+    advice = "--data_dir FILE counts local rows"
+    try:
+        info = load_dataset_builder(place, settings.dataset_config, revision=settings.dataset_revision).info
+    except (OSError, ValueError) as error:
+        if source is not None and source.rows:
+            return source.rows, f"an estimate, as published; {advice}"
+        raise OSError(
+            f"the metadata of the data set {place!r} could not be read ({type(error).__name__}: {error}). Give local "
+            "rows with --data_dir FILE_OR_DIRECTORY, or a file as --dataset_name."
+        ) from error
+    splits = info.splits or {}
+    split = settings.dataset_train_split
+    if split not in splits:
+        if source is not None and source.rows:
+            return source.rows, f"an estimate, as published; {advice}"
+        raise ValueError(f"the hub does not say how many rows the split {split!r} of {place!r} has. Use {advice}.")
+    return splits[split].num_examples, f"from the data set's metadata; {advice}"
+
+
+def _whole_batches(rows: int, job: Job) -> int:
+    return rows // job.rows_per_step * job.rows_per_step
+
+
+def _required_max_length(job: Job) -> int:
+    if job.args.max_length is None:
+        raise ValueError("a plan needs max_length: the data is tokenized only when training starts.")
+    return job.args.max_length
+
+
+def plan_memory(job: Job, config: Any, corpus: Corpus) -> tuple[dict[str, Memory], int]:
+    """Return the memory per GPU by strategy, with LoRA beside a full training, and the bytes of full logits."""
+    autocast = None
+    if job.args.bf16:
+        autocast = torch.bfloat16
+    elif job.args.fp16:
+        autocast = torch.float16
+    dtype: Any = config.dtype or torch.float32
+    if job.model.dtype not in (None, "auto"):
+        dtype = getattr(torch, str(job.model.dtype))
+    step = StepShape(
+        batch=job.args.per_device_train_batch_size,
+        length=corpus.longest,
+        dtype=dtype,
+        autocast=autocast,
+        checkpointing=bool(job.args.gradient_checkpointing),
+    )
+    label_positions = corpus.most_labels * step.batch
+
+    def on_each_gpu(strategy: str, trace: StepTrace) -> Memory:
+        head = head_bytes(
+            label_positions,
+            config.hidden_size,
+            config.vocab_size,
+            trained=trace.head.requires_grad,
+            top_k=capture_settings(job.args)["top_k"],
+            compute=autocast or trace.head.dtype,
+        )
+        memory = STRATEGIES[strategy](trace, job.processes, autocast)
+        return memory._replace(activations=trace.activations, head=head)
+
+    trace = trace_step(config, step, get_peft_config(job.model))
+    table = {name: on_each_gpu(name, trace) for name in STRATEGIES}
     if not job.model.use_peft:
-        light = rehearse(config, step, get_peft_config(replace(job.model, use_peft=True)))
-        table["LoRA + DDP"] = on_each_gpu("DDP", light)
-    return table, model.full_logits
+        adapter = get_peft_config(replace(job.model, use_peft=True))
+        table["LoRA + DDP"] = on_each_gpu("DDP", trace_step(config, step, adapter))
+    return table, trace.full_logits
 
 
 def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
-    job, corpus, args = plan.job, plan.corpus, plan.job.args
-    guess = ", an estimate" * corpus.estimate
-    yield "documents", f"{corpus.documents:,}" + (f" ({corpus.note})" if corpus.note else "")
-    if corpus.label_tokens is not None:
-        per_document = f"{corpus.label_tokens / corpus.documents:.0f} per document"
-        yield "label tokens", f"{corpus.label_tokens:,} ({per_document}{guess})"
-    if job.target.role is not None and not args.teacher_live:
-        settings = capture_settings(args)
-        row = bytes_per_label_token(settings["cache_encoding"], settings["top_k"], plan.config.vocab_size)
-        known = f"about {row:.0f} bytes per label token"
-        if corpus.label_tokens is not None:
-            known = decimal(int(corpus.label_tokens * row) + corpus.documents * INDEX_BYTES)
-        yield "teacher cache", f"{known} (top {settings['top_k']}, {settings['cache_encoding']}{guess})"
-    yield "optimiser steps", job.optimiser_steps(corpus.documents)
-    per_gpu, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    """Yield the lines of a plan as (name, value)."""
+    job = plan.job
+    corpus = plan.corpus
+    estimate = ", an estimate" if corpus.is_estimate else ""
+    yield "documents", f"{corpus.documents:,} ({corpus.source})" if corpus.source else f"{corpus.documents:,}"
+    if corpus.label_tokens is not None and corpus.documents:
+        yield "label tokens", f"{corpus.label_tokens:,} ({corpus.label_tokens / corpus.documents:.0f} each{estimate})"
+    if job.target.role is not None and not job.args.teacher_live:
+        yield "teacher cache", _cache_size(plan) + estimate
+    yield "optimizer steps", job.optimizer_steps(corpus.documents)
+    per_gpu = job.args.per_device_train_batch_size
+    accumulation = job.args.gradient_accumulation_steps
     product = f"{per_gpu} per GPU × {accumulation} accumulation × {job.processes} GPUs"
-    yield "batch", f"{product}, rows of at most {corpus.longest} tokens"
-    yield from head_lines(*plan.head)
-    yield "full logits", f"would have taken {decimal(plan.full_logits)} instead of the head tile below"
+    yield "batch", f"{product}, examples of at most {corpus.longest} tokens"
+    yield "full logits", f"would take {decimal(plan.full_logits)} instead of the head below"
+
+
+def _cache_size(plan: Plan) -> str:
+    settings = capture_settings(plan.job.args)
+    per_token = bytes_per_label_token(settings["cache_encoding"], settings["top_k"], plan.config.vocab_size)
+    size = f"about {per_token:.0f} bytes per label token"
+    if plan.corpus.label_tokens is not None:
+        size = decimal(int(plan.corpus.label_tokens * per_token) + plan.corpus.documents * INDEX_BYTES)
+    return f"{size} (top {settings['top_k']}, {settings['cache_encoding']})"
 
 
 def memory_table(plan: Plan, gpu_memory: float) -> Table:
+    """Return the memory of each strategy by part, and whether it fits a GPU of `gpu_memory` GB."""
     if gpu_memory <= 0:
-        raise ValueError(f"--gpu_memory {gpu_memory:g} must be positive.")
+        raise ValueError(f"--gpu_memory must be positive, got {gpu_memory:g}.")
     caption = "without CUDA's context (0.5-1 GB) and fragmentation"
     table = Table(title=f"memory per GPU, {plan.job.processes} GPUs", caption=caption)
-    parts = [name.replace("head", "head tile") for name in Memory._fields]
-    for column in ("", *parts, "total", f"fits {gpu_memory:g} GB"):
-        table.add_column(column, justify="right" if column in (*parts, "total") else "left", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for part in itertools.chain(Memory._fields, ["total"]):
+        table.add_column(part, justify="right", no_wrap=True)
+    table.add_column(f"fits {gpu_memory:g} GB", no_wrap=True)
     for name, memory in plan.memory.items():
         fits = "yes" if memory.total < gpu_memory * 1e9 else "no"
-        table.add_row(name, *(decimal(part) for part in (*memory, memory.total)), fits)
+        table.add_row(name, *(decimal(part) for part in memory), decimal(memory.total), fits)
     return table

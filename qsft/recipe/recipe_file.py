@@ -1,10 +1,13 @@
 """Read a recipe: a flat file that is YAML and Python at once, or any plain YAML, nested or not.
 
 Every value is checked against the field it is meant for before anything is loaded, and an error names file and line.
-`--key value` on the command line replaces a value; `--target_kwargs.eta 0.2` replaces one entry of a dict.
+`--key value` on the command line replaces a value; `--target_kwargs.eta 0.2` replaces one entry of a dict, and so does
+`--eta 0.2` for a hyper-parameter of the target.
 """
 
+import inspect
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,35 +16,64 @@ from typing import Any
 import yaml
 
 from qsft.files import shown
-from qsft.recipe import PACKAGED
-from qsft.recipe.keys import ORIGIN, RecipeSettings, keys, parse_words, read_word
+from qsft.processes import is_main
+from qsft.recipe import packaged_directory
+from qsft.recipe.keys import DATASET_KEYS, RecipeSettings, keys, parse_words, read_word
 from qsft.recipe.relaunch import LAUNCHER_OPTIONS
+from qsft.redaction import remember_secrets
+from qsft.targets.registry import TARGETS
 from qsft.validation import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
 DEFAULT_TARGET = "target_sft"  # TargetSFTConfig's
-MOST_VALUES = 10_000  # of a file with its aliases written out
+MAX_VALUES = 10_000  # of a file with its aliases written out
+# What users of other libraries try, and difflib does not find.
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "grad_accum": "gradient_accumulation_steps",
+    "model": "model_name_or_path",
+    "student": "model_name_or_path",
+    "dataset": "dataset_name",
+    "lora_rank": "lora_r",
+    "max_seq_length": "max_length",
+    "wd": "weight_decay",
+}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe's name and its values: checked, flat, overrides applied; what is absent keeps its default."""
+    """A recipe's values: checked, flat, overrides applied. A key that is absent has its default.
+
+    Attributes:
+        name: Stem of the file, or "run" without one.
+        path: The file, if any.
+        values: The values by key.
+        output_dir: `output_dir` if it is set, or runs/NAME-TARGET with the hyper-parameters of the command line.
+        overrides: The command line.
+        set_aside: Values of the file that do not apply because of an override, such as those of another data set.
+    """
 
     name: str
     path: Path | None
     values: Mapping[str, Any]
-    output_dir: str  # unless it is set: runs/NAME-TARGET and the hyper-parameters given on the command line
+    output_dir: str
     overrides: tuple[str, ...] = ()
-    set_aside: Mapping[str, Any] = field(default_factory=dict)  # values of the file that the overrides made void
+    set_aside: Mapping[str, Any] = field(default_factory=dict)
 
     def part(self, owner: Any) -> dict[str, Any]:
+        """Return the values of the keys that are fields of a dataclass."""
         return {item.name: self.values[item.name] for item in fields(owner) if item.name in self.values}
 
     @property
+    def is_packaged(self) -> bool:
+        return self.path is not None and self.path.parent == packaged_directory()
+
+    @property
     def address(self) -> str:
-        """What to type for it: the name of a packaged recipe, or its file from where the user is."""
-        packaged = self.path is not None and self.path.parent == PACKAGED
-        return self.name if packaged else shown(self.path or "")
+        """What to type for the recipe: the name of a packaged one, or its file."""
+        return self.name if self.is_packaged else shown(self.path or "")
 
     @property
     def eval_protocol(self) -> str | None:
@@ -55,28 +87,56 @@ class Recipe:
 
 
 def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, or the packaged one of that name, with `--key value` words applied."""
-    path = find_recipe(path_or_name) if path_or_name is not None else None
+    """Return the recipe in a file, or the packaged one of that name, with the command line's options applied.
+
+    Args:
+        path_or_name: A file, the name of a packaged recipe, or None for a recipe of options alone.
+        overrides: Words such as `--key value` and `--key=value`.
+
+    Raises:
+        FileNotFoundError: There is no such recipe.
+        ValueError: A key or a value is not valid.
+    """
+    path = None if path_or_name is None else find_recipe(path_or_name)
     values = {} if path is None else read_values(path)
-    given, inner = read_overrides(overrides)
-    # What the file says about its target or its data set is void where the command line names another one.
-    replaced = {key for key, value in given.items() if value != values.get(key)}
-    said = {"target": ("target_kwargs",), "dataset_name": ORIGIN if "dataset_name" in values else ()}
-    void = [key for about, some in said.items() if about in replaced for key in some if key in values]
-    set_aside = {key: values.pop(key) for key in void}
+    given, entries = read_overrides(overrides, str(values.get("target", DEFAULT_TARGET)))
+    set_aside = _drop_values_of_replaced(values, given)
     values |= given
-    for key, entries in inner.items():
-        values[key] = _as_dict(key, values.get(key)) | entries
+    for key, changed in entries.items():
+        values[key] = _as_dict(key, values.get(key)) | changed
     if "eval_protocol" in given:
         values.pop("target_protocols", None)
-    hparams = _as_dict("target_kwargs", given.get("target_kwargs")) | inner.get("target_kwargs", {})
-    name = path.stem if path else "run"
-    output_dir = values.get("output_dir") or f"runs/{name}-{run_name(values.get('target', DEFAULT_TARGET), hparams)}"
-    return Recipe(name, path, values, output_dir, tuple(overrides), set_aside)
+    remember_secrets(values)
+    name = "run" if path is None else path.stem
+    hparams = _as_dict("target_kwargs", given.get("target_kwargs")) | entries.get("target_kwargs", {})
+    default_output_dir = f"runs/{name}-{run_name(values.get('target', DEFAULT_TARGET), hparams)}"
+    return Recipe(name, path, values, values.get("output_dir") or default_output_dir, tuple(overrides), set_aside)
+
+
+def _drop_values_of_replaced(values: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove and return what the file sets for its own target or data set, where the command line names another."""
+    described: dict[str, tuple[str, ...]] = {"target": ("target_kwargs",)}
+    if "dataset_name" in values:
+        described["dataset_name"] = DATASET_KEYS
+    dropped = {}
+    for key, dependent in described.items():
+        if key in given and given[key] != values.get(key):
+            for name in dependent:
+                if name in values:
+                    dropped[name] = values.pop(name)
+    return dropped
+
+
+def announce_recipe(recipe: Recipe) -> None:
+    """Print which file was read, on the main process."""
+    if recipe.path is None or not is_main():
+        return
+    origin = "comes with qsft" if recipe.is_packaged else "local file"
+    print(f"recipe: {shown(recipe.path)} ({origin})", file=sys.stderr, flush=True)
 
 
 def run_name(target: str, hparams: Mapping[str, Any]) -> str:
-    """What a run's directory is called: the target and what is special about it.
+    """Return the name of a run's directory: the target and its hyper-parameters.
 
     >>> run_name("target_sft", {"eta": 0.2})
     'target_sft-eta0.2'
@@ -85,14 +145,20 @@ def run_name(target: str, hparams: Mapping[str, Any]) -> str:
 
 
 def find_recipe(path_or_name: str | Path) -> Path:
+    """Return the file of a recipe.
+
+    A bare name is that of a packaged recipe, also where a file of that name exists here; `demo.yaml` and `./demo` are
+    files.
+    """
+    packaged = {file.stem: file for file in packaged_recipes()}
+    text = str(path_or_name)
+    if text in packaged:
+        return packaged[text]
     path = Path(path_or_name)
     if path.is_file():
         return path
-    packaged = {file.stem: file for file in packaged_recipes()}
-    if path.stem in packaged and len(path.parts) == 1:
-        return packaged[path.stem]
     raise FileNotFoundError(
-        f"there is no recipe {str(path_or_name)!r}: no such file, and no recipe of that name comes with qsft."
+        f"there is no recipe {text!r}: no such file, and no recipe of that name comes with qsft."
         f"{did_you_mean(path.stem, packaged)} Packaged recipes: {', '.join(sorted(packaged))}."
     )
 
@@ -103,54 +169,67 @@ def is_recipe(name: str) -> bool:
 
 
 def packaged_recipes() -> list[Path]:
-    return sorted(PACKAGED.glob("*.yaml"))
+    return sorted(packaged_directory().glob("*.yaml"))
 
 
 def read_values(path: Path) -> dict[str, Any]:
+    """Return the values of a file by key.
+
+    Raises:
+        ValueError: The file is not a recipe; the message has the line.
+    """
     values: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    for key, value, place in _yaml_entries(path):
-        _refuse_unknown(key, place)
+    lines: dict[str, str] = {}
+    for key, value, line in _yaml_entries(path):
+        _check_known(key, line)
         text = json.dumps(value, default=str) if isinstance(value, dict | list | None) else str(value)
         try:
-            [(name, parsed)] = parse_words([f"--{key}={text}"])[0].items()
+            parsed, _ = parse_words([f"--{key}={text}"])
         except ValueError as error:
-            raise ValueError(f"{place}: {str(error).removeprefix('--')}") from None
-        if name in places:
-            raise ValueError(f"{place}: {key} is already set at {places[name]}.")
-        values[name], places[name] = parsed, place
+            raise ValueError(f"{line}: {str(error).removeprefix('--')}") from None
+        [(name, parsed_value)] = parsed.items()
+        if name in lines:
+            raise ValueError(f"{line}: {key} is already set at {lines[name]}.")
+        values[name] = parsed_value
+        lines[name] = line
     return values
 
 
 def _yaml_entries(path: Path) -> list[tuple[str, Any, str]]:
-    """(key, value, file:line) as YAML reads them, or an error that names the line; no tag of it ever runs code."""
+    """Return (key, value, file:line) of every entry. No YAML tag runs code."""
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise ValueError(f"{path}: a recipe is a list of `key: value` lines, but this file is not.")
-        _refuse_endless(root, path)
+        _check_size(root, path)
         return list(_flatten(loader, root, path))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = str(getattr(error, "problem", None) or error).splitlines()[0]
-        raise ValueError(f"{path}{f':{mark.line + 1}' if mark else ''}: not YAML: {problem}") from error
+        raise ValueError(f"{place}: not YAML: {problem}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text file in UTF-8 ({error}). Save it as UTF-8.") from error
     except RecursionError:
         raise ValueError(f"{path}: nested too deeply. A recipe is a list of `key: value` lines.") from None
 
 
-def _refuse_endless(root: yaml.Node, path: Path) -> None:
-    """Aliases can make a small file refer to itself, or stand for billions of values."""
-    waiting, count = [root], 0
+def _check_size(root: yaml.Node, path: Path) -> None:
+    """Raise ValueError for a file whose aliases refer to themselves or stand for billions of values."""
+    waiting: list[yaml.Node] = [root]
+    count = 0
     while waiting:
-        node, count = waiting.pop(), count + 1
-        if count > MOST_VALUES:
-            where = f"{path}:{node.start_mark.line + 1}"
-            raise ValueError(f"{where}: more than {MOST_VALUES:,} values with the aliases written out: write them.")
-        if isinstance(node, yaml.CollectionNode):
-            waiting += [n for item in node.value for n in (item if isinstance(item, tuple) else (item,))]
+        node = waiting.pop()
+        count += 1
+        if count > MAX_VALUES:
+            place = f"{path}:{node.start_mark.line + 1}"
+            raise ValueError(f"{place}: more than {MAX_VALUES:,} values with the aliases written out. Write fewer.")
+        if isinstance(node, yaml.MappingNode):
+            for pair in node.value:
+                waiting += pair
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
 
 
 def _flatten(loader: yaml.SafeLoader, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, Any, str]]:
@@ -158,40 +237,58 @@ def _flatten(loader: yaml.SafeLoader, node: yaml.MappingNode, path: Path) -> Ite
         key = str(loader.construct_object(key_node, deep=True))
         if key == LAUNCH_KEY:
             continue
-        if key not in keys() and isinstance(value_node, yaml.MappingNode):  # a section, as in a nested file
+        if key not in keys() and isinstance(value_node, yaml.MappingNode):  # a section of a nested file
             yield from _flatten(loader, value_node, path)
         else:
             place = f"{path}:{key_node.start_mark.line + 1}"
             yield key, loader.construct_object(value_node, deep=True), place
 
 
-def read_overrides(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The values that the words of a command line give to keys, and those to entries of a dict: --target_kwargs.eta."""
+def read_overrides(
+    words: Sequence[str], target: str = DEFAULT_TARGET
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return what a command line gives: values by key, and entries of dict keys (--target_kwargs.eta 0.2).
+
+    Args:
+        words: The command line.
+        target: The file's target; `--eta 0.2` is an entry of target_kwargs if the target has that hyper-parameter.
+    """
     given, rest = parse_words(words)
-    inner: dict[str, dict[str, Any]] = {}
+    target = str(given.get("target", target))
+    hparams = inspect.signature(TARGETS[target]).parameters if target in TARGETS else {}
+    entries: dict[str, dict[str, Any]] = {}
     while rest:
         option, equals, value = rest.pop(0).partition("=")
-        key, _, entry = option.removeprefix("--").partition(".")
         if not option.startswith("--"):
-            raise ValueError(f"{option!r} is no option, and no option before it takes it. Write `--key value`.")
-        _refuse_unknown(key, option)
-        if not equals and (not rest or rest[0].startswith("--")):
-            raise ValueError(f"{option}: a value is missing.")
-        inner.setdefault(keys()[key].dest, {})[entry] = read_word(value if equals else rest.pop(0))
-    return given, inner
+            raise ValueError(
+                f"{option!r} is not an option, and no option before it takes a value. Write `--key value`."
+            )
+        key, dot, entry = option.removeprefix("--").partition(".")
+        if not dot and key in hparams:
+            key, entry = "target_kwargs", key
+        _check_known(key, option)
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ValueError(f"{option}: a value is missing.")
+            value = rest.pop(0)
+        entries.setdefault(keys()[key].dest, {})[entry] = read_word(value)
+    return given, entries
 
 
-def _refuse_unknown(name: str, place: str) -> None:
+def _check_known(name: str, place: str) -> None:
     if name in LAUNCHER_OPTIONS:
         raise ValueError(
             f"{place}: {name!r} is an option of the launcher, not a key of a recipe. Give it to `qsft train` together "
             "with --accelerate_config ddp (or fsdp2, zero3, cpu, a file)."
         )
     if name not in keys():
-        raise ValueError(f"{place}: {name!r} is not a key.{did_you_mean(name, keys())} `qsft train --keys` lists all.")
+        suggestion = f" Did you mean {OTHER_NAMES[name]!r}?" if name in OTHER_NAMES else did_you_mean(name, keys())
+        raise ValueError(f"{place}: {name!r} is not a key.{suggestion} `qsft train --keys` lists all.")
 
 
 def _as_dict(key: str, value: Any) -> dict[str, Any]:
-    if value is None or isinstance(value, dict):
-        return value or {}
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return value
     raise ValueError(f"{key}: {value!r} is not a dict, so it has no entries to replace.")

@@ -18,7 +18,7 @@ from types import FrameType
 import psutil
 
 from qsft.processes import launched
-from qsft.recipe import PACKAGED
+from qsft.recipe import packaged_directory
 
 # The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
 LAUNCHER_OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
@@ -75,7 +75,7 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.S
 
 def accelerate_command(config: str, words: list[str]) -> list[str]:
     """The `accelerate launch` command; `config` is a file or the name of one of recipes/accelerate/."""
-    named = {file.stem: file for file in sorted(PACKAGED.glob("accelerate/*.yaml"))}
+    named = {file.stem: file for file in sorted(packaged_directory().glob("accelerate/*.yaml"))}
     path = Path(config) if Path(config).is_file() else named.get(config)
     if path is None:
         raise ValueError(f"there is no accelerate configuration {config!r}. Give a file, or one of {', '.join(named)}.")

@@ -1,13 +1,14 @@
-"""Run a recipe, or say what it would do; the same under accelerate, torchrun and plain python.
+"""Run a recipe, the same under accelerate, torchrun and plain python.
 
-On Ctrl-C or SIGTERM the step is finished and a checkpoint written; all processes exit together.
+On Ctrl-C or SIGTERM the current step is finished and a checkpoint written; all processes exit together.
 """
 
 import os
 import shlex
 import signal
-from collections.abc import Iterator
-from functools import partial
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,60 +16,78 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from qsft.curate.catalogue import Options, find_method, settings_of
 from qsft.files import shown
 from qsft.processes import is_main, process_group, world_size
-from qsft.recipe.job import WORLDS, Job, configure
-from qsft.recipe.recipe_file import Recipe
+from qsft.recipe.curation import Curation
+from qsft.recipe.dry_run import print_dry_run
+from qsft.recipe.job import Job, configure, on_this_device
+from qsft.recipe.prepare import curate_job, load_student_tokenizer, make_models, prepare
+from qsft.recipe.recipe_file import Recipe, read_recipe
 from qsft.recipe.record import RecipeRecord
 from qsft.recipe.relaunch import handled, split_words
-from qsft.targets.view import IGNORED
 from qsft.teacher.cache import TeacherCache
-from qsft.teacher.format.manifest import MANIFEST
 from qsft.train.checkpoints import check_complete, describe_existing_run, move_previous_run, resolve_checkpoint
 from qsft.train.config import as_dict
 
+RELAUNCHED_COMMAND = "QSFT_COMMAND"  # how the user started this process, where a launcher stands between
+
 
 def train(recipe: Recipe) -> None:
-    """Load the data, complete the cache, train, save; or stop at a signal with a checkpoint to resume from."""
+    """Prepare the data, complete the cache, train and save; or stop at a signal with a checkpoint to resume from."""
     if recipe.settings.dry_run:
-        dry_run(configure(recipe, world_size()))
+        print_dry_run(configure(recipe, world_size()))
         return
     with process_group():
-        make_room(recipe)
-        job, stop = configure(recipe), StopOnSignal()
+        claim_output_dir(recipe)
+        prepared = prepare(configure(recipe))
+        job = prepared.job
         if job.args.should_save:
-            job.data.write_manifest(recipe.output_dir)
+            prepared.data.write_manifest(recipe.output_dir)
             recipe_record(job).write(recipe.output_dir)
-        trainer = job.trainer(callbacks=[stop])
-        with handled(stop.ask, signal.SIGINT, signal.SIGTERM):
+        stop = StopOnSignal()
+        trainer = prepared.trainer(callbacks=[stop])
+        with handled(stop.request, signal.SIGINT, signal.SIGTERM):
             trainer.train(resume_from_checkpoint=job.args.resume_from_checkpoint)
         if stop.stopped:
-            trainer.accelerator.print(resume_command(job, trainer.state.global_step))
+            trainer.accelerator.print(resume_message(job, trainer.state.global_step))
         else:
             trainer.save_model(recipe.output_dir)
-            trainer.save_state()  # the logged metrics: `qsft explore run` reads them
-            trainer.accelerator.print(next_steps(job))
+            trainer.save_state()  # the logged metrics, which `qsft explore run` reads
+            trainer.accelerator.print(next_steps_message(job))
         trainer.accelerator.wait_for_everyone()
         trainer.end()
 
 
-def make_room(recipe: Recipe) -> None:
-    """Refuse another run's checkpoints, or with `overwrite` move them aside; refuse one that cannot be resumed from
-    now, and not after the teacher's cache was built."""
-    output, overwrite = recipe.output_dir, recipe.settings.overwrite
-    asked = recipe.values.get("resume_from_checkpoint")
-    if overwrite and asked is not None:
+def claim_output_dir(recipe: Recipe) -> None:
+    """Check that the output directory is free for this run, or with `overwrite` move what is there aside.
+
+    A checkpoint that cannot be resumed from is an error here, before the teacher's cache is built.
+
+    Raises:
+        ValueError: The directory has checkpoints of another run, or the requested checkpoint is incomplete.
+    """
+    output_dir = recipe.output_dir
+    overwrite = recipe.settings.overwrite
+    requested = recipe.values.get("resume_from_checkpoint")
+    if overwrite and requested is not None:
         raise ValueError("--overwrite starts anew and --resume_from_checkpoint continues: leave one of them out.")
-    if asked is not None:
-        check_complete(Path(str(resolve_checkpoint(output, asked))), digests=False)
-    elif not overwrite and (told := describe_existing_run(output)):
-        raise ValueError(told)
-    if overwrite and is_main() and (place := move_previous_run(output)):
-        print(f"what an earlier run left in {shown(output)} is now in {shown(place)}", flush=True)
+    if requested is not None:
+        check_complete(Path(str(resolve_checkpoint(output_dir, requested))), digests=False)
+        return
+    if overwrite:
+        if is_main():
+            moved_to = move_previous_run(output_dir)
+            if moved_to is not None:
+                print(f"the earlier run in {shown(output_dir)} was moved to {shown(moved_to)}", flush=True)
+        return
+    problem = describe_existing_run(output_dir)
+    if problem:
+        raise ValueError(problem)
 
 
 def recipe_record(job: Job) -> RecipeRecord:
-    """Return what recipe.json says about a run."""
+    """Return what recipe.json records about a run."""
     return RecipeRecord(
         recipe=job.recipe.name,
         target=str(job.args.target),
@@ -80,116 +99,108 @@ def recipe_record(job: Job) -> RecipeRecord:
 
 
 def build_recipe_cache(recipe: Recipe) -> TeacherCache:
-    """The teacher's cache of a recipe, built or completed on all processes, from the documents training will see."""
+    """Build or complete the teacher's cache of a recipe, on all processes, from the documents training will read."""
     with process_group():
-        job = configure(recipe)
-        trainer = job.trainer()
+        job = configure(on_this_device(recipe))
+        trainer = prepare(job).trainer()
         if trainer.cache is None:
-            raise ValueError(f"target {job.args.target!r} reads no cache. Build it for --target target, say.")
+            raise ValueError(
+                f"target {job.args.target!r} does not read a cache. Give a target that does, such as target_sft."
+            )
         trainer.accelerator.wait_for_everyone()
         return trainer.cache
 
 
-class StopOnSignal(TrainerCallback):
-    """The first signal that `ask` handles asks for a checkpoint and a stop; a second Ctrl-C kills."""
+def curate_recipe(method: str, name: str | None, options: Namespace, overrides: Sequence[str]) -> None:
+    """Run `qsft curate METHOD [RECIPE]` and print what it made.
 
-    asked = False  # this process got a signal
+    Args:
+        method: Name of the method.
+        name: The recipe, if one is named.
+        options: The options of the method.
+        overrides: Keys of a recipe.
+    """
+    if options.model:
+        overrides = [*overrides, "--model_name_or_path", options.model]
+    recipe = read_recipe(name, overrides)
+    recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})
+    known = settings_of(find_method(method))
+    settings = {key: value for key, value in vars(options).items() if key in known and value is not None}
+    with process_group():
+        job = make_models(configure(on_this_device(recipe)))
+        curation = Curation(method, settings, Options.of(vars(options)), options.out)
+        manifest = curate_job(job, load_student_tokenizer(job), curation)
+    if is_main():
+        start = name or f"--model_name_or_path {manifest['name']}"
+        print(describe_curation(manifest, options.out, start))
+
+
+def describe_curation(manifest: Mapping[str, Any], output_dir: Path, start: str) -> str:
+    """Return the counts and rates of a curated data set, and the command that trains on it."""
+    counts = manifest["counts"]
+    lines = [f"{counts['rows']:,} rows from {counts['problems']:,} problems in {output_dir}"]
+    for what, count in {**manifest["rows by origin"], **counts}.items():
+        if count:
+            lines.append(f"  {count:>9,}  {what}")
+    for what, rate in manifest["rates"].items():
+        lines.append(f"  {rate:>9,.1f}  {what}" if rate > 1 else f"  {rate:>9.1%}  {what}")
+    target = "cft" if manifest["method"] == "critical" else "sft"
+    lines += ["Train on it with", f"  qsft train {start} --target {target} --dataset_name {output_dir}"]
+    return "\n".join(lines)
+
+
+class StopOnSignal(TrainerCallback):
+    """Stops with a checkpoint after the first signal; a second Ctrl-C ends the process at once."""
+
+    requested = False  # this process received a signal
     stopped = False  # all processes agreed to stop
 
-    def ask(self, number: int, _: FrameType | None) -> None:
+    def request(self, number: int, _: FrameType | None) -> None:
         # A launcher passes Ctrl-C on as SIGTERM too, so only a second SIGINT means "now".
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.asked = True
+        self.requested = True
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> TrainerControl:
-        """Ask Trainer to save and stop once any process was signalled: signals reach processes at different steps."""
-        asked = self.asked
+        """Let Trainer save and stop once any process was signalled: signals reach processes at different steps."""
+        requested = self.requested
         if torch.distributed.is_initialized():
-            seen = torch.tensor(int(asked), device=args.device)
-            torch.distributed.all_reduce(seen, op=torch.distributed.ReduceOp.MAX)
-            asked = bool(seen)
-        if asked and state.global_step < state.max_steps:
-            self.stopped = control.should_save = control.should_training_stop = True
+            flag = torch.tensor(int(requested), device=args.device)
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+            requested = bool(flag)
+        if requested and state.global_step < state.max_steps:
+            self.stopped = True
+            control.should_save = True
+            control.should_training_stop = True
         return control
 
 
-def dry_run(job: Job) -> None:
-    """Print the resolved configuration, the data, the steps and the state of the cache, in the order they are known."""
-    say: Any = partial(print, flush=True) if is_main() else lambda line: None
-    for part in (configuration, data, steps, teacher):
-        say(f"\n{part.__name__}")
-        for name, value in part(job):
-            say(f"  {name:<30} {value}")
-    say("\nNothing was trained: leave --dry_run out to start.")
+def next_steps_message(job: Job) -> str:
+    """Say where the model is, and how to evaluate it or, where its recipe has no tasks, how to see its training."""
+    output_dir = shown(job.recipe.output_dir)
+    if job.settings.eval_tasks:
+        suggestion = f"Evaluate it with\n  {shlex.join(['qsft', 'eval', output_dir])}"
+    else:
+        suggestion = (
+            f"See how it trained with\n  {shlex.join(['qsft', 'explore', 'run', output_dir])}\n"
+            f"and evaluate it with\n  {shlex.join(['qsft', 'eval', output_dir, '--tasks', 'math'])}"
+        )
+    return f"\nThe model is in {output_dir}. {suggestion}"
 
 
-def configuration(job: Job) -> Iterator[tuple[str, Any]]:
-    yield "recipe", job.recipe.address or "the command line"
-    resolved = {**vars(job.settings), **vars(job.model), **vars(job.args)}
-    derived = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")
-    for name in dict.fromkeys([*job.recipe.values, *derived]):
-        if name != "dry_run":
-            yield name, getattr(resolved[name], "value", resolved[name])  # of an enum
-    yield "processes", job.processes
-
-
-def data(job: Job) -> Iterator[tuple[str, Any]]:
-    """Where the rows come from, how many there are at each stage, and the first one as text."""
-    manifest = job.data.manifest
-    yield "from", manifest["from"]
-    for key, value in manifest.get("set aside", {}).items():
-        yield key, f"not {value}: the recipe says that about {job.recipe.name}'s own data set"
-    for stage, count in manifest["rows"].items():
-        yield f"rows {stage}", f"{count:,}"
-    if "input_ids" in job.data.dataset.column_names:
-        row = job.data.dataset[0]
-        first = next(at for at, label in enumerate(row["labels"]) if label != IGNORED)
-        yield "first prompt", repr(job.tokenizer.decode(row["input_ids"][:first]))
-        yield "first response", repr(job.tokenizer.decode(row["input_ids"][first:]))
-
-
-def steps(job: Job) -> Iterator[tuple[str, Any]]:
-    per_device, accumulation = job.args.per_device_train_batch_size, job.args.gradient_accumulation_steps
-    product = f"{per_device} per device × {accumulation} accumulation × {job.processes} processes"
-    yield "global batch", f"{job.global_batch} = {product}"
-    yield "optimiser steps", job.optimiser_steps(len(job.data.dataset))
-
-
-def teacher(job: Job) -> Iterator[tuple[str, Any]]:
-    role, live = job.target.role, job.args.teacher_live
-    yield "target", job.target
-    yield role or "teacher", getattr(job.args, f"{role}_model_name_or_path") if role else "not read by this target"
-    if role:
-        yield "cache", "none: the teacher runs in every step" if live else cache_state(job)
-
-
-def cache_state(job: Job) -> str:
-    path = job.cache_path
-    if path is None or not (path / MANIFEST).exists():
-        return f"{shown(path or 'none')}: missing; the first run builds it"
-    cache, cut = TeacherCache(path), slice(None, job.args.max_length)
-    if job.args.packing or "input_ids" not in job.data.dataset.column_names:
-        return f"{shown(path)}: {len(cache):,} documents; which are missing is known after preparation"
-    held = [cache.has(row["input_ids"][cut], row["labels"][cut]) for row in job.data.dataset]
-    state = "complete" if all(held) else f"{len(held) - sum(held):,} missing; the next run adds them"
-    return f"{shown(path)}: {sum(held):,} of {len(held):,} documents, {state}"
-
-
-def next_steps(job: Job) -> str:
-    """Where the model is and how to measure it, by the tasks and the protocol of its recipe where it has them."""
-    place = shown(job.recipe.output_dir)
-    what, words = "Evaluate it", ["eval", place, *([] if job.settings.eval_tasks else ["--tasks", "math"])]
-    if job.settings.dataset_name in WORLDS:  # it speaks of nothing that a task could ask
-        what, words = "See how it trained", ["explore", "run", place]
-    return f"\nThe model is in {place}. {what} with\n  {shlex.join(['qsft', *words])}"
-
-
-def resume_command(job: Job, step: int) -> str:
+def resume_message(job: Job, step: int) -> str:
+    """Say where the checkpoint is and which command continues from it."""
     checkpoint = f"{shown(job.recipe.output_dir)}/checkpoint-{step}"
     recipe = [job.recipe.address] if job.recipe.path else []
-    _, words = split_words(list(job.recipe.overrides), ("resume_from_checkpoint",))
-    started = os.environ.get("QSFT_COMMAND", "qsft train" if recipe in ([], [job.recipe.name]) else "accelerate launch")
-    command = f"{started} {shlex.join([*recipe, *words, '--resume_from_checkpoint', checkpoint])}"
-    again = "" if job.processes == 1 or "QSFT_COMMAND" in os.environ else " and the launcher's options of this run"
-    return f"\nStopped after step {step}; the checkpoint is {checkpoint}. Continue with this{again}:\n  {command}"
+    _, overrides = split_words(job.recipe.overrides, ("resume_from_checkpoint",))
+    relaunched = os.environ.get(RELAUNCHED_COMMAND)
+    hint = ""
+    if relaunched is not None:
+        started = relaunched
+    else:
+        is_command = not recipe or recipe == [job.recipe.name]
+        started = "qsft train" if is_command else "accelerate launch"
+        if job.processes > 1:
+            hint = " and the launcher's options of this run"
+    command = f"{started} {shlex.join([*recipe, *overrides, '--resume_from_checkpoint', checkpoint])}"
+    return f"\nStopped after step {step}; the checkpoint is {checkpoint}. Continue with this{hint}:\n  {command}"

@@ -13,10 +13,12 @@ from commands import LOCAL, README_BLOCKS, README_PROSE, SAMPLES, TINY, run
 
 import qsft
 from qsft.cli import build_parser
+from qsft.commands import split_recipe
 from qsft.evals.protocol import PROTOCOLS
 from qsft.evals.report import COLUMNS
 from qsft.files import write_lines
-from qsft.recipe.recipe_file import packaged_recipes
+from qsft.recipe.recipe_file import packaged_recipes, read_overrides
+from qsft.recipe.relaunch import LAUNCHER_OPTIONS, split_words
 from qsft.train.metrics import MEANS, QUARTILES, TEACHER_SHARES
 
 REPO = Path(__file__).parents[2]
@@ -144,7 +146,7 @@ def test_the_costs_are_those_of_the_plan(recipe, folder, tiny_files, capsys, mon
     assert run(f"qsft plan {recipe} --gpus 8 --gpu_memory 80", "", tiny_files) == 0
     plan = capsys.readouterr().out
     assert re.search(rf"teacher cache +{re.escape(cache)} GB", plan)
-    assert re.search(rf"optimiser steps +{steps}\b", plan)
+    assert re.search(rf"optimizer steps +{steps}\b", plan)
     total = re.search(rf"│ {strategy} .*│ +([\d.]+) GB │ yes", plan)[1]
     assert round(float(total)) == int(memory)
     page = (REPO / "docs" / "reproducing.md").read_text(encoding="utf-8")
@@ -171,8 +173,12 @@ def understood(words):
         with pytest.raises(SystemExit, match=r"^0$"):
             build_parser().parse_args([*words, "--help"])
     else:
-        _, keys = build_parser().parse_known_args(words)
-        assert not keys or words[0] in ("train", "curate"), f"no option of qsft {words[0]}: {keys}"
+        args, unknown = build_parser().parse_known_args(words)
+        if getattr(args, "takes_recipe", False):
+            _, overrides = split_recipe(unknown)
+            read_overrides(split_words(overrides, LAUNCHER_OPTIONS)[1])
+        else:
+            assert not unknown or words[0] == "curate", f"no option of qsft {words[0]}: {unknown}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

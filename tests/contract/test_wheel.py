@@ -12,7 +12,7 @@ import pytest
 import qsft
 
 REPO = Path(__file__).parents[2]
-SOURCES = ("qsft", "recipes", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+SOURCES = ("qsft", "recipes", "setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 
 
 def files(folder, prefix):
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory):
 
 def test_it_holds_the_package_whole_and_nothing_else(wheel):
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert inside == files(REPO / "qsft", "qsft")
+    assert inside == files(REPO / "qsft", "qsft") | files(REPO / "recipes", "qsft/recipe/files")
     assert "qsft/py.typed" in inside
     assert "qsft/static/shell.css" in inside
 

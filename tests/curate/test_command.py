@@ -213,12 +213,12 @@ def test_a_recipe_with_the_key_trains_on_curated_rows(here, clock_directory, clo
     lines = [f"{key}: {json.dumps(value)}" for key, value in recipe.items()]
     (here / "mine.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert main(["train", "mine.yaml", *TRAINING, "--dry_run"]) == 0
-    assert not (here / "run" / "curated").exists()  # a run on paper generates nothing
+    assert not (here / "run" / "_curated").exists()  # a run on paper generates nothing
     assert main(["train", "mine.yaml", *TRAINING]) == 0
-    assert {row["curated"] for row in rows_of(here / "run" / "curated")} == {"sample"}
+    assert {row["curated"] for row in rows_of(here / "run" / "_curated")} == {"sample"}
     manifest = json.loads((here / "run" / "data_manifest.json").read_text(encoding="utf-8"))
-    assert manifest["dataset_name"] == "run/curated"
-    assert manifest["rows"]["read"] == len(rows_of(here / "run" / "curated"))
+    assert manifest["dataset_name"] == "run/_curated"
+    assert manifest["rows"]["read"] == len(rows_of(here / "run" / "_curated"))
 
 
 def question_pairs():

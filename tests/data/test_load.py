@@ -69,8 +69,13 @@ def test_sample_is_the_first_of_the_seeded_shuffle_of_what_fits(rows_file, tiny_
     expected = datasets.Dataset.from_dict({"row": fits}).shuffle(seed=42)["row"][:10]
     assert data.manifest["row_ids"] == list(expected)
     assert 0 < data.manifest["rows"]["of max_row_tokens or more"] == 40 - len(fits)
-    with pytest.raises(ValueError, match="only 40 rows are left"):
-        load(tiny_tokenizer, path, "numina", sample_rows=41)
+
+
+def test_when_fewer_rows_fit_than_the_sample_has_all_are_used_and_it_is_noted(rows_file, tiny_tokenizer):
+    data = load(tiny_tokenizer, rows_file("numina", 40), "numina", sample_rows=41, multiple_of=16)
+    assert data.manifest["rows"]["sampled"] == 40
+    assert len(data.dataset) == 32
+    assert data.manifest["notes"] == ["sample_rows=41, but only 40 rows remain after filtering: all of them are used."]
 
 
 def test_rows_without_a_label_within_max_length_are_dropped(rows_file, tiny_tokenizer):

@@ -45,7 +45,7 @@ def test_methods_by_name():
 
 
 def test_a_smoke_test_has_nothing_to_curate(tmp_path, capsys):
-    assert main(["demo", "--quick", "--methods", "rft", "--out", str(tmp_path)]) == 2
+    assert main(["demo", "--quick", "--methods", "rft", "--output_dir", str(tmp_path)]) == 2
     assert "never answers right" in capsys.readouterr().err
 
 
@@ -53,7 +53,7 @@ def test_a_smoke_test_has_nothing_to_curate(tmp_path, capsys):
 def test_each_method_makes_what_its_definition_says_and_is_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("QSFT_HOME", str(tmp_path / "home"))
     names = [str(method.curate) for method in DATA_LEVEL]
-    assert main(["demo", "--targets", "sft", "--methods", *names, "--out", str(tmp_path)]) == 0
+    assert main(["demo", "--targets", "sft", "--methods", *names, "--output_dir", str(tmp_path)]) == 0
     table = {line["label"]: line["average"] for line in json.loads((tmp_path / "results.json").read_text())["table"]}
     assert {method.label for method in DATA_LEVEL} <= set(table)
     made = {}

@@ -24,7 +24,7 @@ def home(tmp_path_factory):
 def out(home, tmp_path_factory):
     """The results of a quick run of two methods over two seeds."""
     directory = tmp_path_factory.mktemp("out")
-    words = ["demo", "--quick", "--seeds", "2", "--out", str(directory)]
+    words = ["demo", "--quick", "--seeds", "2", "--output_dir", str(directory)]
     assert main([*words, "--targets", "target_sft", "cft"]) == 0
     return directory
 

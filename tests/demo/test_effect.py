@@ -17,7 +17,7 @@ def worlds(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QSFT_HOME", str(tmp_path_factory.mktemp("home")))
         out = tmp_path_factory.mktemp("worlds")
-        assert main(["demo", "--worlds", "--out", str(out), "--targets", "sft", "dft", "target_sft"]) == 0
+        assert main(["demo", "--worlds", "--output_dir", str(out), "--targets", "sft", "dft", "target_sft"]) == 0
         yield out
 
 

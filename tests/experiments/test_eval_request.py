@@ -6,9 +6,10 @@ import pytest
 
 from qsft.experiments.eval_request import EvalRequest
 from qsft.recipe.job import configure
+from qsft.recipe.prepare import make_models
 from qsft.recipe.recipe_file import read_recipe
 from qsft.recipe.record import read_recipe_record
-from qsft.recipe.run import next_steps, recipe_record
+from qsft.recipe.run import next_steps_message, recipe_record
 from qsft.run_directory import RECIPE_RECORD
 
 
@@ -83,11 +84,11 @@ def test_the_record_says_target_and_values(run):
 
 
 def test_the_student_of_a_world_is_recorded_so_that_report_and_compare_know_its_base(tmp_path, monkeypatch):
-    from qsft.demo import foundation
+    from qsft.demo import recipe_functions
 
-    monkeypatch.setattr(foundation, "demo_models", lambda seed: (tmp_path / "base", tmp_path / "teacher"))
-    job = configure(read_recipe("demo", ["--output_dir", str(tmp_path / "run")]), processes=1)
-    assert "qsft explore run" in next_steps(job)  # no task asks about clocks
+    monkeypatch.setattr(recipe_functions, "demo_models", lambda seed: (tmp_path / "base", tmp_path / "teacher"))
+    job = make_models(configure(read_recipe("demo", ["--output_dir", str(tmp_path / "run")]), processes=1))
+    assert "qsft explore run" in next_steps_message(job)  # no task is about clocks
     assert recipe_record(job).student == str(tmp_path / "base")
 
 

@@ -23,8 +23,18 @@ def models(tmp_path_factory, student, teacher, tokenizer):
 
 def test_a_model_and_a_cache_are_enough(tmp_path, models, cache, capsys):
     out, numbers = tmp_path / "tokens.html", tmp_path / "tokens.json"
-    words = ("tokens", "--model", models / "student", "--teacher_cache", cache.path, "--n", 3, "--out", out)
-    assert run(*words, "--json", numbers, "--target", "kd_hybrid", "c=0.25") == 0
+    words = (
+        "tokens",
+        "--model_name_or_path",
+        models / "student",
+        "--teacher_cache",
+        cache.path,
+        "--num_documents",
+        3,
+        "--output_file",
+        out,
+    )
+    assert run(*words, "--json", numbers, "--target", "kd_hybrid", "--c", "0.25") == 0
     data = json.loads(numbers.read_text())
     assert len(data["documents"]) == 3
     assert data["target"].startswith("γ = 0.75")
@@ -36,8 +46,8 @@ def test_alignment_of_ones_own_documents_is_said_and_written(tmp_path, models, c
     strangers = [{"input_ids": [7, 8, 9], "labels": [-100, 8, 9]}]  # not in the cache: left out
     rows.write_text("\n".join(json.dumps(row) for row in [*documents, *strangers]))
     numbers = tmp_path / "a.json"
-    words = ("--model", models / "student", "--teacher_cache", cache.path, "--dataset_path", rows)
-    assert run("alignment", *words, "--out", tmp_path / "a.html", "--json", numbers) == 0
+    words = ("--model_name_or_path", models / "student", "--teacher_cache", cache.path, "--dataset_name", rows)
+    assert run("alignment", *words, "--output_file", tmp_path / "a.html", "--json", numbers) == 0
     assert json.loads(numbers.read_text())["documents"] == len(documents)
     assert "Agreement" in capsys.readouterr().out
 
@@ -70,35 +80,47 @@ def recipe(tmp_path, models):
 
 def test_a_recipe_is_looked_at_through_a_draw_of_its_rows(tmp_path, recipe, models):
     numbers = tmp_path / "a.json"
-    assert run("alignment", recipe, "--n", 4, "--out", tmp_path / "a.html", "--json", numbers) == 0
+    assert run("alignment", recipe, "--num_documents", 4, "--output_file", tmp_path / "a.html", "--json", numbers) == 0
     first = json.loads(numbers.read_text())
     assert first["documents"] == 4
     # A larger draw adds to the sample's cache; the run's own is not begun.
     sample = next(path for path in tmp_path.rglob("*-sample") if path.is_dir())
     own = sample.with_name(sample.name.removesuffix("-sample"))
-    assert run("alignment", recipe, "--n", 6, "--out", tmp_path / "a.html", "--json", numbers) == 0
+    assert run("alignment", recipe, "--num_documents", 6, "--output_file", tmp_path / "a.html", "--json", numbers) == 0
     assert json.loads(numbers.read_text())["documents"] == 6
     assert not own.exists()
     # The run's own cache is read and not added to, so the teacher is not needed.
     sample.rename(own)
     shutil.rmtree(tmp_path / "teacher")
-    assert run("alignment", recipe, "--n", 4, "--out", tmp_path / "a.html", "--json", numbers) == 0
+    assert run("alignment", recipe, "--num_documents", 4, "--output_file", tmp_path / "a.html", "--json", numbers) == 0
     assert json.loads(numbers.read_text())["quadrants"] == first["quadrants"]
-    assert run("tokens", recipe, "--n", 2, "--target", "dft", "--out", tmp_path / "t.html", "--json", numbers) == 0
+    assert (
+        run(
+            "tokens",
+            recipe,
+            "--num_documents",
+            2,
+            "--target",
+            "dft",
+            "--output_file",
+            tmp_path / "t.html",
+            "--json",
+            numbers,
+        )
+        == 0
+    )
     assert json.loads(numbers.read_text())["target"].startswith("γ = p_y, π̃ = π_θ")
 
 
 def test_runs_are_drawn(tmp_path):
     state = {"log_history": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    assert run("run", tmp_path, "--out", tmp_path / "run.html") == 0
+    assert run("run", tmp_path, "--output_file", tmp_path / "run.html") == 0
     assert "loss" in (tmp_path / "run.html").read_text()
 
 
 def test_what_is_missing_is_said(models, cache):
     with pytest.raises(ValueError, match="RECIPE"):
-        run("tokens", "--model", models / "student")
-    with pytest.raises(ValueError, match="--n 0"):
-        run("tokens", "--model", models / "student", "--teacher_cache", cache.path, "--n", 0)
-    with pytest.raises(ValueError, match="KEY=VALUE"):
-        run("tokens", "--model", models / "student", "--teacher_cache", cache.path, "--target", "target_sft", "0.2")
+        run("tokens", "--model_name_or_path", models / "student")
+    with pytest.raises(ValueError, match="--num_documents must be at least 1"):
+        run("tokens", "--model_name_or_path", models / "student", "--teacher_cache", cache.path, "--num_documents", 0)

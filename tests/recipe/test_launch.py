@@ -15,8 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from qsft.cli import main
-from qsft.recipe.job import Job, configure
+from qsft.recipe.job import configure
 from qsft.recipe.keys import keys
+from qsft.recipe.prepare import PreparedJob
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.recipe.run import build_recipe_cache, train
 from qsft.teacher.cache import TeacherCache
@@ -37,7 +38,7 @@ def test_dry_run_of_every_recipe(recipe, tiny_run, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert "rows used 64" in printed
     assert "global batch 16 =" in printed
-    assert "optimiser steps 4" in printed
+    assert "optimizer steps 4" in printed
     assert "lr_scheduler_type cosine" in printed
     assert "cache: missing; the first run builds it" in printed
     assert not Path(words[words.index("--output_dir") + 1]).exists()
@@ -113,7 +114,7 @@ def test_python_runs_a_recipe(tiny_run, monkeypatch, capsys):
 
 
 def test_of_several_processes_one_describes_the_run(tiny_run, monkeypatch, capsys):
-    monkeypatch.setattr("qsft.recipe.run.is_main", lambda: False)
+    monkeypatch.setattr("qsft.recipe.dry_run.is_main", lambda: False)
     train(read_recipe("numina_qwen_math_1p5b", [*tiny_run("numina").words, "--dry_run"]))
     assert capsys.readouterr().out == ""
 
@@ -135,7 +136,7 @@ def test_the_command_takes_a_recipe_or_options_alone(tiny_run, capsys):
     assert main(["train", "numina_qwen_math_1p5b", "--target", "tarjet", "--dry_run"]) == 2  # before any download
     assert "there is no target 'tarjet'" in capsys.readouterr().err
     assert main(["train"]) == 2
-    assert "Name a recipe" in capsys.readouterr().err
+    assert "Name a RECIPE" in capsys.readouterr().err
 
 
 def test_an_evaluation_on_the_training_rows_is_refused(tiny_run, capsys):
@@ -183,12 +184,14 @@ def test_a_signal_leaves_a_checkpoint_and_the_resumed_run_equals_an_unbroken_one
     common = [*tiny.words, "--target", "sft", "--save_strategy", "no", "--output_dir"]
     train(read_recipe("numina_qwen_math_1p5b", [*common, str(tiny.folder / "whole")]))
     whole = AutoModelForCausalLM.from_pretrained(tiny.folder / "whole").state_dict()
-    original = Job.trainer
+    original = PreparedJob.trainer
     for number in (signal.SIGINT, signal.SIGTERM):
         before, output = signal.getsignal(number), tiny.folder / number.name
         with monkeypatch.context() as patch:
             signals = SignalAtStep(number, 2)
-            patch.setattr(Job, "trainer", lambda self, callbacks, s=signals: original(self, callbacks=[*callbacks, s]))
+            patch.setattr(
+                PreparedJob, "trainer", lambda self, callbacks, s=signals: original(self, callbacks=[*callbacks, s])
+            )
             train(read_recipe("numina_qwen_math_1p5b", [*common, str(output)]))
         assert signal.getsignal(number) == before
         printed = capsys.readouterr().out
@@ -239,7 +242,7 @@ def test_a_directory_belongs_to_one_run(tiny_run, capsys):
 
 @pytest.mark.parametrize("asked", ["last", "nosuch"])
 def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_loaded(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr("qsft.recipe.run.configure", lambda *_: pytest.fail("the recipe was configured"))
+    monkeypatch.setattr("qsft.recipe.run.prepare", lambda *_: pytest.fail("the recipe was prepared"))
     words = ["--output_dir", str(tmp_path), "--resume_from_checkpoint", asked]
     with pytest.raises(ValueError, match=r"resume from"):
         train(read_recipe("numina_qwen_math_1p5b", words))

@@ -4,8 +4,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from qsft.recipe.head_cost import head_bytes
-from qsft.recipe.memory import STRATEGIES, Memory, Step, backbone, ddp, fsdp2, plain_head, rehearse, zero2, zero3
+from qsft import TopK, fused_target_loss, make_target
+from qsft.losses import matmuls
+from qsft.recipe.memory import (
+    STRATEGIES,
+    Memory,
+    StepShape,
+    backbone,
+    ddp,
+    fsdp2,
+    head_bytes,
+    plain_head,
+    trace_step,
+    zero2,
+    zero3,
+)
 
 QWEN = Qwen2Config(
     vocab_size=2000,
@@ -36,26 +49,26 @@ def nbytes(tensors):
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def adamw_state_bytes(optimiser):
-    return nbytes(value for state in optimiser.state.values() for value in state.values())
+def adamw_state_bytes(optimizer):
+    return nbytes(value for state in optimizer.state.values() for value in state.values())
 
 
 def one_step(model):
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=1e-3)
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
     model(input_ids=torch.zeros(1, 4, dtype=torch.long), labels=torch.zeros(1, 4, dtype=torch.long)).loss.backward()
-    optimiser.step()
-    return optimiser
+    optimizer.step()
+    return optimizer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_weights_gradients_optimiser_are_the_tensors_bytes(config, dtype):
+def test_weights_gradients_optimizer_are_the_tensors_bytes(config, dtype):
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    optimiser = one_step(model)
-    planned = ddp(rehearse(config, Step(1, 8, dtype)), 1, None)
+    optimizer = one_step(model)
+    planned = ddp(trace_step(config, StepShape(1, 8, dtype)), 1, None)
     assert planned.weights == nbytes(model.parameters())
     assert planned.gradients == nbytes(p.grad for p in model.parameters())
-    assert planned.optimiser == adamw_state_bytes(optimiser)
+    assert planned.optimizer == adamw_state_bytes(optimizer)
     assert planned.exchange == 0
 
 
@@ -64,11 +77,11 @@ def test_lora_trains_its_adapters_only(config):
 
     adapter = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
     model = get_peft_model(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), adapter)
-    optimiser = one_step(model)
-    planned = ddp(rehearse(config, Step(1, 8, torch.bfloat16), adapter), 1, torch.bfloat16)
+    optimizer = one_step(model)
+    planned = ddp(trace_step(config, StepShape(1, 8, torch.bfloat16), adapter), 1, torch.bfloat16)
     assert planned.weights == nbytes(model.parameters())
     assert planned.gradients == nbytes(p.grad for p in model.parameters() if p.grad is not None)
-    assert planned.optimiser == adamw_state_bytes(optimiser)
+    assert planned.optimizer == adamw_state_bytes(optimizer)
 
 
 @pytest.fixture
@@ -90,27 +103,27 @@ def test_fsdp2_shards_are_the_tensors_bytes(config, fake_group):
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimiser = one_step(model)
+    optimizer = one_step(model)
     local = [p.to_local() for p in model.parameters()]
-    planned = fsdp2(rehearse(config, Step(1, 8, torch.bfloat16)), fake_group, torch.bfloat16)
+    planned = fsdp2(trace_step(config, StepShape(1, 8, torch.bfloat16)), fake_group, torch.bfloat16)
     assert planned.weights == nbytes(local)
     assert planned.gradients == nbytes(p.grad.to_local() for p in model.parameters())
-    states = [value for state in optimiser.state.values() for value in state.values()]
-    assert planned.optimiser == nbytes(s.to_local() if hasattr(s, "to_local") else s for s in states)
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    assert planned.optimizer == nbytes(s.to_local() if hasattr(s, "to_local") else s for s in states)
 
 
 def test_deepspeed_shares_follow_its_partitioning_and_more_gpus_never_cost_more(config):
-    model = rehearse(config, Step(1, 8, torch.bfloat16))
+    model = trace_step(config, StepShape(1, 8, torch.bfloat16))
     numbers = [p.numel() for p in model.parameters]
     for gpus in (1, 2, 8, 512):
         shares = sum(-(-n // gpus) for n in numbers)
         assert zero3(model, gpus, torch.bfloat16).weights == 2 * shares
-        assert zero3(model, gpus, torch.bfloat16).optimiser == 12 * shares  # float32 master weights and two moments
+        assert zero3(model, gpus, torch.bfloat16).optimizer == 12 * shares  # float32 master weights and two moments
         assert zero2(model, gpus, torch.bfloat16).weights == 2 * sum(numbers)
         assert zero2(model, gpus, torch.bfloat16).gradients == 2 * -(-sum(numbers) // gpus)
     for name in ("FSDP2", "ZeRO-3"):
         sharded = [STRATEGIES[name](model, gpus, torch.bfloat16) for gpus in (2, 8, 64, 512)]
-        parts = [m.weights + m.gradients + m.optimiser for m in sharded]
+        parts = [m.weights + m.gradients + m.optimizer for m in sharded]
         assert parts == sorted(parts, reverse=True)
 
 
@@ -159,8 +172,8 @@ def test_totals_are_the_sum_of_the_parts():
     ids=["qwen-float32", "llama-float32", "llama-bf16", "qwen-bf16"],
 )
 def test_activations_are_within_a_fifth_of_the_profilers_peak(config, checkpointing, dtype, autocast, profiled_peak):
-    step = Step(4, 160, dtype, autocast, checkpointing)
-    planned = rehearse(config, step)
+    step = StepShape(4, 160, dtype, autocast, checkpointing)
+    planned = trace_step(config, step)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -169,3 +182,25 @@ def test_activations_are_within_a_fifth_of_the_profilers_peak(config, checkpoint
     hidden = backbone(model, step)  # once unmeasured: buffers that stay are not activations
     assert planned.activations == pytest.approx(profiled_peak(lambda: backbone(model, step)), rel=0.2)
     assert planned.full_logits == pytest.approx(profiled_peak(lambda: plain_head(model, hidden)), rel=0.2)
+
+
+def test_the_peak_is_what_the_torch_path_holds(profiled_peak, monkeypatch):
+    """In bf16 on a CPU, whose matmuls write bf16 first: one product of the weight's shape or the tile's more."""
+    tokens, hidden, vocabulary = 128, 64, 8000
+    monkeypatch.setattr(matmuls, "TILE_BYTES", 64 * vocabulary * 4)
+    monkeypatch.setattr(matmuls, "CPU_BLOCK_BYTES", 8 * vocabulary * 4)
+    h, w = (torch.randn(n, hidden).bfloat16().requires_grad_() for n in (tokens, vocabulary))
+    labels = torch.randint(vocabulary, (tokens,))
+    teacher = TopK(torch.randint(vocabulary, (tokens, 4)), torch.randn(tokens, 4).log_softmax(-1))
+    measured = profiled_peak(
+        lambda: fused_target_loss(h, w, labels, make_target("target_sft"), teacher).loss.backward()
+    )
+    modelled = head_bytes(tokens, hidden, vocabulary, top_k=4, device="cpu")
+    assert modelled == pytest.approx(measured, rel=0.25)
+
+
+def test_with_kernels_the_head_holds_a_tile_and_two_gradients():
+    tokens, hidden, vocabulary = 8192, 4096, 151_936
+    held = 4 * (4096 * vocabulary + vocabulary * hidden + tokens * hidden)
+    assert head_bytes(tokens, hidden, vocabulary, kernels=True) == held
+    assert held / 2**30 == pytest.approx(4.8, abs=0.05)

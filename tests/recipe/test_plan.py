@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from qsft.cli import main
 from qsft.recipe import plan as plan_module
-from qsft.recipe.memory import STRATEGIES, Step, rehearse
-from qsft.recipe.plan import LABEL_TOKENS, SHAPES, known_config, make_plan
+from qsft.recipe.memory import STRATEGIES, StepShape, trace_step
+from qsft.recipe.model_shapes import SHAPES, known_config
+from qsft.recipe.plan import LABEL_TOKENS, make_plan
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.teacher.format.encoding import bytes_per_label_token
 
@@ -22,7 +23,7 @@ def test_the_plan_counts_documents_label_tokens_cache_and_steps(tiny_run, capsys
     rows = [json.loads(line)["extra_info"]["answer"] for line in tiny_run("numina").data.read_text().splitlines()[:64]]
     labels = sum(len(answer.split()) + 1 for answer in rows)
     assert f"label tokens {labels}" in printed
-    assert "optimiser steps 4" in printed
+    assert "optimizer steps 4" in printed
     assert "4 per GPU × 1 accumulation × 4 GPUs" in printed
     for name in (*STRATEGIES, "LoRA + DDP"):
         assert name in printed
@@ -92,28 +93,26 @@ PAPERS = [file.stem for file in packaged_recipes() if file.stem != "demo"]
 
 @pytest.fixture(scope="module")
 def one_layer():
-    """A rehearsal of one layer, in place of the models' own."""
+    """A trace of one layer, in place of the models' own."""
     config = known_config("Qwen/Qwen2.5-Math-1.5B")
     config.num_hidden_layers = 1
-    return rehearse(config, Step(1, 8, torch.bfloat16))
+    return trace_step(config, StepShape(1, 8, torch.bfloat16))
 
 
 @pytest.mark.parametrize("recipe", PAPERS)
 def test_every_recipe_of_the_paper_is_planned_without_a_network(recipe, one_layer, capsys, monkeypatch):
-    monkeypatch.setattr(plan_module, "rehearse", lambda *_: one_layer)
+    monkeypatch.setattr(plan_module, "trace_step", lambda *_: one_layer)
     says_what_was_published(recipe, capsys)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["openr1_qwen_math_1p5b", "numina_qwen3_1p7b", "m23k_llama_8b"])
-def test_all_layers_of_a_model_are_rehearsed_without_a_network(recipe, capsys):
+def test_all_layers_of_a_model_are_traced_without_a_network(recipe, capsys):
     says_what_was_published(recipe, capsys)
 
 
 def says_what_was_published(recipe, capsys):
     assert main(["plan", recipe, "--gpus", "8"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"optimiser steps {STEPS[recipe.split('_')[0]]} " in printed
+    assert f"optimizer steps {STEPS[recipe.split('_')[0]]} " in printed
     assert printed.count("an estimate") == 3  # documents, label tokens, the cache's size
-    assert "head on H100" in printed
-    assert "a model, not a measurement" in printed

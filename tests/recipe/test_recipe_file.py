@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qsft.recipe.job import configure, divisors, split_batch
-from qsft.recipe.recipe_file import DEFAULT_TARGET, find_recipe, packaged_recipes, read_recipe
+from qsft.recipe.prepare import make_models
+from qsft.recipe.recipe_file import DEFAULT_TARGET, announce_recipe, find_recipe, packaged_recipes, read_recipe
 from qsft.recipe.relaunch import accelerate_command, split_words
 
 
@@ -150,12 +151,12 @@ def test_another_data_set_starts_from_its_own_defaults(recipe_file):
     [
         (["--lerning_rate", "1"], "--lerning_rate: 'lerning_rate' is not a key. Did you mean 'learning_rate'"),
         (["--max_length", "long"], "--max_length: invalid int value: 'long'"),
-        (["--seed", "1", "2"], "'2' is no option, and no option before it takes it"),
+        (["--seed", "1", "2"], "'2' is not an option, and no option before it takes a value"),
         (["--seed"], "--seed: expected one argument"),
         (["--prompt", "poem"], "--prompt: invalid choice: 'poem' \\(choose from 'question', 'boxed'"),
         (["--target_kwargs.eta", "1", "--target_kwargs", "half"], "target_kwargs: 'half' is not a dict"),
         (["--num_processes", "4"], "an option of the launcher, .* --accelerate_config ddp"),
-        (["oops", "--seed", "1"], "'oops' is no option"),
+        (["oops", "--seed", "1"], "'oops' is not an option"),
     ],
 )
 def test_override_errors(words, message, recipe_file):
@@ -268,19 +269,88 @@ def test_json_written_by_a_program_is_a_recipe_too(recipe_file):
     assert read_recipe(recipe_file(json.dumps({"seed": 3}))).values == {"seed": 3}
 
 
-def test_a_teacher_that_is_named_takes_the_place_of_the_demos_own(monkeypatch, tmp_path):
-    from qsft.demo import foundation
-    from qsft.demo.foundation import DemoModels
+def test_functions_that_a_recipe_names_are_called_by_prepare_and_not_by_configure(monkeypatch, tmp_path):
+    from qsft.demo import recipe_functions
 
-    monkeypatch.setattr(foundation, "demo_models", lambda seed: DemoModels(tmp_path / "base", tmp_path / "teacher"))
+    calls = []
+
+    def demo_models(seed):
+        calls.append(seed)
+        return tmp_path / "base", tmp_path / "teacher"
+
+    monkeypatch.setattr(recipe_functions, "demo_models", demo_models)
     for words, teacher in (([], str(tmp_path / "teacher")), (["--teacher_model_name_or_path", "mine"], "mine")):
-        job = configure(read_recipe("demo", words), processes=1)
-        assert (job.model.model_name_or_path, job.args.teacher_model_name_or_path) == (str(tmp_path / "base"), teacher)
+        job = configure(read_recipe("demo", ["--seed", "3", *words]), processes=1)
+        assert calls == []
+        made = make_models(job)
+        assert (made.student, made.args.teacher_model_name_or_path) == (str(tmp_path / "base"), teacher)
+        assert set(calls) == {3}
+        calls.clear()
+        assert job.student == "qsft.demo.recipe_functions:base_model"  # the job itself stays as it was
+
+
+def test_a_function_that_does_not_exist_is_named(recipe_file):
+    job = configure(read_recipe("demo", ["--model_name_or_path", "nosuch_module:model"]), processes=1)
+    with pytest.raises(ValueError, match="model_name_or_path 'nosuch_module:model' cannot be imported"):
+        make_models(job)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "-inf"])
+def test_a_learning_rate_that_is_no_positive_number_is_an_error(value, recipe_file):
+    with pytest.raises(ValueError, match="learning_rate"):
+        read_recipe(None, ["--learning_rate", value])
+    with pytest.raises(ValueError, match=r"mine.yaml:1: learning_rate"):
+        read_recipe(recipe_file(f"learning_rate: {value}\n"))
+
+
+def test_a_hyper_parameter_of_the_target_is_an_option_by_its_name():
+    assert read_recipe("numina_qwen_math_1p5b", ["--eta", "0.2"]).values["target_kwargs"] == {"eta": 0.2}
+    recipe = read_recipe("numina_qwen_math_1p5b", ["--target", "kd_hybrid", "--c=0.5"])
+    assert recipe.values["target_kwargs"] == {"c": 0.5}
+    assert recipe.output_dir == "runs/numina_qwen_math_1p5b-kd_hybrid-c0.5"
+    with pytest.raises(ValueError, match="'eta' is not a key"):
+        read_recipe("numina_qwen_math_1p5b", ["--target", "sft", "--eta", "0.2"])
+
+
+@pytest.mark.parametrize(
+    ("given", "suggested"),
+    [
+        ("lr", "learning_rate"),
+        ("dataset", "dataset_name"),
+        ("learnin_rate", "learning_rate"),
+        ("epochs", "num_train_epochs"),
+    ],
+)
+def test_an_unknown_option_suggests_the_right_one(given, suggested):
+    with pytest.raises(ValueError, match=f"Did you mean '{suggested}'"):
+        read_recipe("numina_qwen_math_1p5b", [f"--{given}", "1"])
+
+
+def test_accumulation_that_contradicts_the_global_batch_is_an_error():
+    words = ["--global_batch_size", "64", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps"]
+    assert configure(read_recipe("demo", [*words, "8"]), processes=1).args.gradient_accumulation_steps == 8
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=2 contradicts global_batch_size=64"):
+        configure(read_recipe("demo", [*words, "2"]), processes=1)
+
+
+def test_a_bare_name_is_the_packaged_recipe_whatever_lies_here(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("demo", "demo.yaml"):
+        (tmp_path / name).write_text("seed: 77\n")
+    packaged = read_recipe("demo")
+    assert packaged.values["seed"] == 0
+    announce_recipe(packaged)
+    assert "demo.yaml (comes with qsft)" in capsys.readouterr().err
+    for name in ("demo.yaml", "./demo"):
+        recipe = read_recipe(name)
+        assert recipe.values == {"seed": 77}
+        announce_recipe(recipe)
+        assert "(local file)" in capsys.readouterr().err
 
 
 def test_a_wrong_batch_is_refused_before_the_demos_models_are_trained(monkeypatch):
-    from qsft.demo import foundation
+    from qsft.demo import recipe_functions
 
-    monkeypatch.setattr(foundation, "demo_models", lambda seed: pytest.fail("models were made"))
+    monkeypatch.setattr(recipe_functions, "demo_models", lambda seed: pytest.fail("models were made"))
     with pytest.raises(ValueError, match="global_batch_size=64 cannot be divided over 3 processes"):
         configure(read_recipe("demo"), processes=3)

@@ -48,9 +48,9 @@ CASES = [
     ("eval {files}/student --tasks nosuch.jsonl", "nosuch.jsonl"),
     ("compare afile adir", "afile"),
     ("curate self_distill TINY --out afile", "afile"),
-    ("explore run broken --out curves.html", "broken"),
-    ("explore run afile --out curves.html", "afile"),
-    ("explore tokens TINY --n 1 --out adir", "adir"),
+    ("explore run broken --output_file curves.html", "broken"),
+    ("explore run afile --output_file curves.html", "afile"),
+    ("explore tokens TINY --num_documents 1 --output_file adir", "adir"),
 ]
 
 

@@ -1,0 +1,209 @@
+"""From a configured job to its trainer, in named stages: make models, load the tokenizer, curate, load the data."""
+
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+from trl import get_peft_config, get_quantization_config
+
+from qsft.data.load import TrainingData, load_training_data, read_rows
+from qsft.data.sources import DataSettings
+from qsft.inference.loading import load_tokenizer
+from qsft.recipe.curation import Curation, curate_dataset, curated_settings, read_curation
+from qsft.recipe.job import Job, configure
+from qsft.recipe.keys import DATASET_KEYS
+from qsft.train.teacher import CachedTeacher, LiveModel, cache_directory, resolve_teacher
+from qsft.train.trainer import TargetSFTTrainer
+from qsft.user_functions import import_function, is_function_name
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A job whose models exist and whose data is loaded.
+
+    Attributes:
+        job: The job; its models are directories or hub ids.
+        tokenizer: The student's tokenizer.
+        data: The training examples.
+    """
+
+    job: Job
+    tokenizer: PreTrainedTokenizerBase
+    data: TrainingData
+
+    def trainer(self, train_dataset: Dataset | None = None, **kwargs: Any) -> TargetSFTTrainer:
+        """Return the trainer of all examples or of the given ones.
+
+        Making it builds or completes the teacher's cache, on all processes.
+        """
+        job = self.job
+        return TargetSFTTrainer(
+            model=job.student,
+            args=job.args,
+            train_dataset=self.data.dataset if train_dataset is None else train_dataset,
+            eval_dataset=self._eval_dataset(),
+            processing_class=self.tokenizer,
+            teacher=job.settings.teacher,
+            peft_config=get_peft_config(job.model),
+            quantization_config=get_quantization_config(job.model),
+            **kwargs,
+        )
+
+    def _eval_dataset(self) -> Dataset | None:
+        """All examples of `dataset_test_split`, prepared as those of training."""
+        split = self.job.settings.dataset_test_split
+        if split is None:
+            return None
+        settings = replace(self.job.settings, dataset_train_split=split, sample_rows=None)
+        return load_data(self.job, self.tokenizer, settings).dataset
+
+
+def prepare(job: Job) -> PreparedJob:
+    """Run the stages that a training needs before its trainer is made, on all processes."""
+    job = make_models(job)
+    tokenizer = load_student_tokenizer(job)
+    job = apply_curation(job, tokenizer)
+    data = load_data(job, tokenizer, job.settings, multiple_of=job.rows_per_step)
+    return PreparedJob(job, tokenizer, data)
+
+
+def make_models(job: Job) -> Job:
+    """Call the functions that a recipe names as student or teacher; they return the directories of the models."""
+    student = make_model(job.student, "model_name_or_path", job.args.seed)
+    model = replace(job.model, model_name_or_path=student)
+    settings = job.settings
+    if is_function_name(settings.teacher):
+        settings = replace(settings, teacher=make_model(str(settings.teacher), "teacher", job.args.seed))
+    args = copy(job.args)
+    for key in ("teacher_model_name_or_path", "reference_model_name_or_path"):
+        name = getattr(args, key)
+        if is_function_name(name):
+            setattr(args, key, make_model(name, key, args.seed))
+    return replace(job, model=model, args=args, settings=settings)
+
+
+def resolve_job_teacher(job: Job) -> CachedTeacher | LiveModel | None:
+    """Return the teacher or reference that the job's target reads; ValueError when it needs one and none is given."""
+    return resolve_teacher(
+        job.settings.teacher,
+        job.target,
+        job.args,
+        job.student,
+        get_peft_config(job.model),
+        get_quantization_config(job.model),
+    )
+
+
+def teacher_cache_path(job: Job, tokenizer: PreTrainedTokenizerBase | None) -> Path | None:
+    """Return where the cache is or will be; None without one, or where a model that makes its name does not exist."""
+    resolved = resolve_job_teacher(job)
+    if not isinstance(resolved, CachedTeacher):
+        return None
+    if resolved.directory is not None:
+        return resolved.directory
+    source = resolved.source
+    if tokenizer is None or (source is not None and isinstance(source.model, str) and is_function_name(source.model)):
+        return None
+    return cache_directory(resolved, job.student, tokenizer, job.args)
+
+
+def make_model(name: str, key: str, seed: int) -> str:
+    """Return the name of a model, calling `module:function` with the seed."""
+    if not is_function_name(name):
+        return name
+    return str(import_function(name, key)(seed))
+
+
+def load_student_tokenizer(job: Job) -> PreTrainedTokenizerBase:
+    return load_tokenizer(job.student, revision=job.model.model_revision, trust_remote_code=job.args.trust_remote_code)
+
+
+def apply_curation(job: Job, tokenizer: PreTrainedTokenizerBase) -> Job:
+    """Run the curation that a recipe asks for, unless it is complete, and read its result from then on."""
+    if job.settings.curate is None:
+        return job
+    curation = read_curation(job.settings.curate, job.recipe.output_dir)
+    curate_job(job, tokenizer, curation)
+    return replace(job, settings=curated_settings(job.settings, curation.output_dir))
+
+
+def curate_job(job: Job, tokenizer: PreTrainedTokenizerBase, curation: Curation) -> dict[str, Any]:
+    """Give a method the rows that training would have read, and return the manifest of what it made."""
+
+    def load_rows(settings: DataSettings, **kwargs: Any) -> TrainingData:
+        return load_data(job, tokenizer, settings, **kwargs)
+
+    return curate_dataset(
+        job,
+        tokenizer,
+        curation,
+        load_data=load_rows,
+        stored_rows=lambda settings: stored_rows(job, settings),
+        train_round=lambda rows, start, output_dir: train_round(job, rows, start, output_dir),
+    )
+
+
+def train_round(job: Job, rows: Path, start: str, output_dir: Path) -> None:
+    """Train the model of one round of a curation: the recipe's settings, other rows, another initial model."""
+    dropped = {"curate", *DATASET_KEYS}
+    values = {key: value for key, value in job.recipe.values.items() if key not in dropped}
+    values = {"target": "sft", **values, "dataset_name": str(rows), "model_name_or_path": start}
+    recipe = replace(job.recipe, values=values, output_dir=str(output_dir))
+    trainer = prepare(configure(recipe)).trainer()
+    trainer.train()
+    trainer.save_model(str(output_dir))
+    trainer.accelerator.wait_for_everyone()
+
+
+def stored_rows(job: Job, settings: DataSettings) -> Dataset:
+    """Return the rows of a data set as they are stored, or as the function it names makes them from the seed."""
+    name = settings.dataset_name
+    if settings.data_dir is not None or not is_function_name(name):
+        return read_rows(settings)
+    assert name is not None
+    if settings.dataset_train_split != "train":
+        raise ValueError(
+            f"dataset_name={name} is a function, which gives one split, train; there is no split "
+            f"{settings.dataset_train_split!r}. Leave dataset_train_split and dataset_test_split out."
+        )
+    rows = import_function(name, "dataset_name")(job.args.seed)
+    if not isinstance(rows, Dataset):
+        raise ValueError(f"dataset_name={name} returned {type(rows).__name__}. It must return a datasets.Dataset.")
+    return rows
+
+
+def load_data(
+    job: Job,
+    tokenizer: PreTrainedTokenizerBase | None,
+    settings: DataSettings,
+    *,
+    multiple_of: int = 1,
+    rows: Dataset | None = None,
+    to_train: bool = True,
+) -> TrainingData:
+    """Return the training examples of some settings, prepared as the recipe's are.
+
+    The first process of each machine prepares them; the others read its result.
+
+    Args:
+        multiple_of: Cut the examples to a multiple of this number.
+        rows: The stored rows, if the caller has them.
+        to_train: Check that TRL can read the rows.
+    """
+    with job.args.main_process_first(desc="loading data"):
+        data = load_training_data(
+            settings,
+            tokenizer,
+            max_length=None if job.args.packing else job.args.max_length,
+            multiple_of=multiple_of,
+            num_proc=job.args.dataset_num_proc,
+            rows=stored_rows(job, settings) if rows is None else rows,
+            text_column=job.args.dataset_text_field if to_train else None,
+        )
+    replaced = {key: value for key, value in job.recipe.set_aside.items() if key in DATASET_KEYS}
+    if replaced:
+        data = replace(data, manifest={**data.manifest, "set aside": replaced})
+    return data

@@ -1,0 +1,69 @@
+"""A dry run makes the checks of the real run that need no weights, and starts nothing."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from qsft.cli import main
+
+RECIPE = "numina_qwen_math_1p5b"
+
+
+def dry_run(*words):
+    return main(["train", *map(str, words), "--dry_run"])
+
+
+def test_the_demos_models_are_not_trained(monkeypatch, capsys):
+    from qsft.demo import recipe_functions
+
+    monkeypatch.setattr(recipe_functions, "demo_models", lambda seed: pytest.fail("models were made"))
+    assert dry_run("demo") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "rows used 5,120" in printed
+    assert "optimizer steps 80" in printed
+    assert "qsft.demo.recipe_functions:teacher_model" in printed
+
+
+def test_a_missing_teacher_is_an_error_as_in_the_real_run(tiny_files, local_words, tmp_path, capsys):
+    words = local_words(target="target_sft", dataset_name="numina", output_dir=tmp_path / "run")
+    at = words.index("--teacher_model_name_or_path")
+    del words[at : at + 2]
+    assert dry_run(*words) == 2
+    assert "needs a teacher" in capsys.readouterr().err
+
+
+def test_other_tokenizers_are_an_error_as_in_the_real_run(tiny_files, local_words, tmp_path, capsys):
+    teacher = shutil.copytree(tiny_files / "teacher", tmp_path / "teacher")
+    text = (teacher / "tokenizer.json").read_text()
+    (teacher / "tokenizer.json").write_text(text.replace('"w1"', '"w1x"'))
+    words = local_words(teacher_model_name_or_path=teacher, output_dir=tmp_path / "run")
+    assert dry_run(RECIPE, *words) == 2
+    assert "tokenizer" in capsys.readouterr().err
+
+
+def test_a_missing_column_of_the_target_is_an_error(local_words, tmp_path, capsys):
+    assert dry_run(RECIPE, *local_words(target="cft", output_dir=tmp_path / "run")) == 2
+    assert "'critical'" in capsys.readouterr().err
+
+
+def test_a_kernel_that_cannot_run_here_is_an_error(local_words, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert dry_run(RECIPE, *local_words(head_kernel="triton", output_dir=tmp_path / "run")) == 2
+    assert "triton" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_an_error_before_anything_starts(local_words, tmp_path, monkeypatch, capsys):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("qsft.recipe.dry_run.shutil.disk_usage", lambda path: usage(1000))
+    assert dry_run(RECIPE, *local_words(output_dir=tmp_path / "run")) == 2
+    assert "1.0 kB are free" in capsys.readouterr().err
+
+
+def test_a_curation_is_not_run(local_words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("qsft.recipe.curation.curate", lambda *_: pytest.fail("the curation was run"))
+    words = local_words(curate='{"method": "self_distill"}', target="sft", output_dir=tmp_path / "run")
+    assert dry_run(RECIPE, *words) == 0
+    assert "known after the curation" in capsys.readouterr().out
+    assert not Path(tmp_path / "run").exists()

@@ -42,6 +42,7 @@ def _publish(path: Path, data: bytes, exclusive: bool) -> bool:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        _share_like_directory(temporary)
         if exclusive and not _claim(temporary, path):
             return False
         if not exclusive:
@@ -50,6 +51,26 @@ def _publish(path: Path, data: bytes, exclusive: bool) -> bool:
         return True
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Give `path` this content in one step, without waiting for the disk: for what only running processes read."""
+    temporary = temporary_name(path)
+    try:
+        temporary.write_bytes(content)
+        _share_like_directory(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _share_like_directory(path: Path) -> None:
+    """Let those read and write a file who may do so in its directory, whatever the umask of this process.
+
+    Users with different umasks may share a directory; a file that only its writer can read would stop the others.
+    """
+    with suppress(PermissionError):
+        path.chmod(0o600 | (path.parent.stat().st_mode & 0o666))
 
 
 def temporary_name(path: Path) -> Path:
@@ -90,6 +111,9 @@ def _explained(directory: Path, what: str, needed: int = 0) -> Iterator[None]:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             remedy = "Choose another directory, or make this one writable."
             raise OSError(f"{what} {directory} cannot be written ({error.strerror}). {remedy}") from error
+        if error.errno == errno.ENAMETOOLONG:
+            path = str(directory)
+            raise OSError(f"{what} {path[:60]}… has a path of {len(path)} characters, which is too long.") from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             remedy = "a file is in the way. Choose another name."
             raise OSError(f"{what} {directory} cannot be a directory: {remedy}") from error

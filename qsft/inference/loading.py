@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import HFValidationError
+from peft import PeftModel
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.integrations import deepspeed as hf_deepspeed
@@ -41,13 +42,26 @@ def load_model(
     Raises:
         FileNotFoundError: if there is no such directory and the Hub gives no such model.
     """
-    with unsharded_loading(), explain_missing_model(name):
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            str(name), revision=revision, dtype="auto" if dtype is None else dtype, **model_kwargs
-        )
+    base = adapter_base(name, revision)
+    if base is not None:
+        base_name, base_revision = base
+        model: Any = _load_causal_lm(base_name, dtype, base_revision, model_kwargs)
+        with unsharded_loading(), explain_missing_model(name):
+            model = PeftModel.from_pretrained(model, str(name), revision=revision)
+    else:
+        model = _load_causal_lm(name, dtype, revision, model_kwargs)
     if device is not None and not has_device_map(model):
         model.to(device)
     return model.eval()
+
+
+def _load_causal_lm(
+    name: str | Path, dtype: torch.dtype | None, revision: str | None, model_kwargs: dict[str, Any]
+) -> nn.Module:
+    with unsharded_loading(), explain_missing_model(name):
+        return AutoModelForCausalLM.from_pretrained(
+            str(name), revision=revision, dtype="auto" if dtype is None else dtype, **model_kwargs
+        )
 
 
 def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
@@ -90,7 +104,13 @@ def looks_like_path(name: str | Path) -> bool:
 
 
 def adapter_base(name: str | Path, revision: str | None = None) -> tuple[str, str | None] | None:
-    """Return the base model of a PEFT adapter and its revision; None when `name` is a model by itself."""
+    """Return the base model of a PEFT adapter and its revision; None when `name` is a model by itself.
+
+    Raises:
+        ValueError: if the adapter does not name its base model.
+    """
+    if Path(name, "config.json").is_file():
+        return None
     with explain_missing_model(name):
         found = find_adapter_config_file(str(name), revision=revision)
     if found is None:

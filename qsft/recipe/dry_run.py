@@ -152,7 +152,7 @@ def teacher_lines(job: Job, data: TrainingData | None, tokenizer: PreTrainedToke
     else:
         yield role, model or "the cache alone"
         if isinstance(model, str) and tokenizer is not None and not is_function_name(model):
-            TransformersSource(model).check_same_tokenizer(Vocabulary.of(tokenizer))
+            TransformersSource(model).shared_ids(Vocabulary.of(tokenizer))
             yield "tokenizers", "match"
     if isinstance(resolved, LiveModel):
         yield "cache", "none: the teacher runs in every step"
@@ -172,7 +172,8 @@ def cache_state(job: Job, data: TrainingData | None, tokenizer: PreTrainedTokeni
         return f"{shown(path)}: {len(cache):,} documents; which are missing is known after preparation"
     limit = job.args.max_length
     rows = data.dataset
-    cached = sum(cache.has(row["input_ids"][:limit], row["labels"][:limit]) for row in rows)
+    documents = ({name: row[name][:limit] for name in ("input_ids", "labels")} for row in rows)
+    cached = sum(document in cache for document in documents)
     state = "complete" if cached == len(rows) else f"{len(rows) - cached:,} missing; the next run adds them"
     return f"{shown(path)}: {cached:,} of {len(rows):,} documents, {state}"
 

@@ -1,7 +1,7 @@
-"""What a document is, after TRL's preparation: in a data set, and in a collated batch; and the key that names it.
+"""What a document is after TRL's preparation, in a data set and in a collated batch, and the key that names it.
 
-A document is a unit of attention: an unpacked row, or one segment of a packed row (`seq_lengths`). The cache is keyed
-by a document's tokens, so both readings must agree; a test compares them for every way TRL arranges data.
+A document is a unit of attention: an unpacked example, or one segment of a packed example (`seq_lengths`). A cache is
+keyed by a document's tokens, so both readings must agree; a test compares them for every way TRL arranges data.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,19 +25,21 @@ Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 RUN_TOKENS = 1 << 18  # tokens that are converted and hashed at once: they stay in the processor's cache
 INT32 = np.iinfo(np.int32)
-NOWHERE = np.zeros((0, 3), np.int64)
+NO_DOCUMENTS = np.zeros((0, 3), np.int64)
+FILE_FORMATS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")  # that `datasets` gives as a name
 
 
 def document_key(input_ids: Tokens, labels: Tokens) -> bytes:
-    """16 bytes that name a document: a digest of its token ids and labels, the first label taken as ignored."""
-    ids, targets = _integers(input_ids), _integers(labels).copy()
-    _require_same_lengths(np.array([len(ids)]), np.array([len(targets)]))
+    """Return 16 bytes that name a document: a digest of its token ids and labels, the first label taken as ignored."""
+    ids = _integers(input_ids)
+    targets = _integers(labels).copy()
+    _check_same_lengths(np.array([len(ids)]), np.array([len(targets)]))
     targets[:1] = IGNORED  # nothing predicts the first token, and padding-free collation masks its label
     return _key(ids, targets)
 
 
 def label_positions(labels: Tokens) -> np.ndarray:
-    """The positions t ≥ 1 with a label, in order: the rows a cache holds for a document."""
+    """The positions t ≥ 1 with a label, in order: those for which a cache holds log-probs."""
     positions = np.flatnonzero(_integers(labels) != IGNORED)
     return positions[positions > 0]
 
@@ -45,31 +48,35 @@ class Overview(NamedTuple):
     """What a capture and a lookup need to know of every document, without its tokens."""
 
     keys: np.ndarray  # uint8 [n, 16]
-    labels: np.ndarray  # label positions of each
+    labels: np.ndarray  # number of label positions of each
     id_range: tuple[int, int]  # lowest and highest token id, labels included
 
 
 class Documents(Sequence[Document]):
-    """The documents of prepared map-style data sets, one after the other; packed rows are cut into their segments.
+    """The documents of prepared map-style data sets, one after the other; packed examples are split into segments.
 
-    The buffers of a `datasets.Dataset` are read where they lie, usually memory-mapped. Other rows are read into memory
-    once, as are those that a collator other than TRL's changes: given here, it collates every row before it is cut.
+    The buffers of a `datasets.Dataset` are read in place, usually memory-mapped. Other data sets are read into memory
+    once, as are those that a collator other than TRL's changes.
+
+    Args:
+        collator: collates every example before it is split, where it is not TRL's.
     """
 
     def __init__(self, *datasets: Any, collator: Collator | None = None) -> None:
-        self.datasets, self.collator = datasets, collator
+        self.datasets = datasets
+        self.collator = collator
         self._buffers: list[tuple[np.ndarray, np.ndarray]] = []
-        parts = [self._read(dataset) for dataset in datasets]
+        places = np.concatenate([NO_DOCUMENTS, *(self._read(dataset) for dataset in datasets)])
         # Per document: its buffer, where it starts there, and its length.
-        self._buffer, self._start, self.lengths = np.concatenate([NOWHERE, *parts]).T
+        self._buffer, self._start, self.lengths = places.T
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: Any) -> Any:
-        place = slice(self._start[index], self._start[index] + self.lengths[index])
+        tokens = slice(self._start[index], self._start[index] + self.lengths[index])
         ids, labels = self._buffers[self._buffer[index]]
-        return {"input_ids": ids[place], "labels": labels[place]}
+        return {"input_ids": ids[tokens], "labels": labels[tokens]}
 
     def tokens(self, index: int) -> np.ndarray:
         """int32 [2,T]: input_ids and labels of a document, the first label ignored as in its key."""
@@ -79,8 +86,9 @@ class Documents(Sequence[Document]):
     @cached_property
     def overview(self) -> Overview:
         """Keys and label counts of all documents, in one pass over the tokens."""
-        keys, counts = np.zeros((len(self), 16), np.uint8), np.zeros(len(self), np.int64)
-        low, high = 0, 0
+        keys = np.zeros((len(self), 16), np.uint8)
+        counts = np.zeros(len(self), np.int64)
+        low = high = 0
         # In the order of memory, so that a shuffled data set is read like one that is not.
         for places, ids, labels, bounds in self._runs(np.lexsort((self._start, self._buffer))):
             kept = labels != IGNORED
@@ -99,64 +107,94 @@ class Documents(Sequence[Document]):
 
     @cached_property
     def stamp(self) -> str | None:
-        """A name that costs no pass over them, of their files (size, time, `datasets`' fingerprint); None without."""
-        stamps = [None if self.collator is not None else stamp_of(dataset) for dataset in self.datasets]
-        return None if not stamps or None in stamps else digest_json(stamps)
+        """A digest of their files (size, time, `datasets`' fingerprint), without a pass over the tokens.
+
+        None where documents do not come from files, or a collator changes them.
+        """
+        if self.collator is not None or not self.datasets:
+            return None
+        stamps = [stamp_of(dataset) for dataset in self.datasets]
+        return None if None in stamps else digest_json(stamps)
+
+    @property
+    def description(self) -> str:
+        """The names of the data sets, as far as they are known."""
+        return ", ".join(describe_dataset(dataset) for dataset in self.datasets) or "no data set"
 
     def _runs(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """Neighbours in memory together: places, ids and labels as int32 (each first label ignored), and bounds."""
-        buffer, start, length = (column[order] for column in (self._buffer, self._start, self.lengths))
+        """Yield documents that are neighbors in memory together: their indices, ids and labels as int32, and bounds.
+
+        Each document's first label is ignored.
+        """
+        if not len(order):
+            return
+        buffer = self._buffer[order]
+        start = self._start[order]
+        length = self.lengths[order]
         total = np.cumsum(length)
-        apart = (buffer[1:] != buffer[:-1]) | (total[1:] // RUN_TOKENS != total[:-1] // RUN_TOKENS)
-        apart |= start[1:] != (start + length)[:-1]
-        edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(order)] if len(order) else []
-        for first, end in pairwise(edges):
+        other_buffer = buffer[1:] != buffer[:-1]
+        not_adjacent = start[1:] != (start + length)[:-1]
+        long_enough = total[1:] // RUN_TOKENS != total[:-1] // RUN_TOKENS
+        edges = np.flatnonzero(other_buffer | not_adjacent | long_enough) + 1
+        for first, end in pairwise([0, *edges.tolist(), len(order)]):
             bounds = np.concatenate([[0], np.cumsum(length[first:end])])
-            place = slice(start[first], start[first] + bounds[-1])
-            ids, labels = (_int32(flat[place]) for flat in self._buffers[buffer[first]])
-            labels = labels.copy()
+            tokens = slice(start[first], start[first] + bounds[-1])
+            flat_ids, flat_labels = self._buffers[buffer[first]]
+            ids = _int32(flat_ids[tokens])
+            labels = _int32(flat_labels[tokens]).copy()
             labels[bounds[:-1][length[first:end] > 0]] = IGNORED
             yield order[first:end], ids, labels, bounds
 
     def _read(self, dataset: Any) -> np.ndarray:
+        """Add the documents of a data set; (buffer, start, length) of each."""
         table = None if self.collator is not None else token_table(dataset)
         if table is None:
-            return self._read_rows(dataset)
+            return self._read_examples(dataset)
         batches = [self._read_batch(batch) for batch in table.to_batches()]
-        places = np.concatenate([NOWHERE, *(places for places, _ in batches)])
+        places = np.concatenate([NO_DOCUMENTS, *(places for places, _ in batches)])
         if dataset._indices is None:
             return places
-        # Row r holds count[r] documents; the data set is some of its rows in some order.
-        rows = dataset._indices.column(0).to_numpy().astype(np.int64)
-        count = np.concatenate([np.zeros(0, np.int64), *(count for _, count in batches)])
-        first, chosen = np.cumsum(count) - count, count[rows]
-        within = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
-        return places[np.repeat(first[rows], chosen) + within]
+        # The data set is a selection of the table's examples; example e holds counts[e] documents.
+        examples = dataset._indices.column(0).to_numpy().astype(np.int64)
+        counts = np.concatenate([np.zeros(0, np.int64), *(count for _, count in batches)])
+        first_documents = np.cumsum(counts) - counts
+        selected = counts[examples]
+        within_example = np.arange(selected.sum()) - np.repeat(np.cumsum(selected) - selected, selected)
+        return places[np.repeat(first_documents[examples], selected) + within_example]
 
     def _read_batch(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Places of the documents of an Arrow record batch, and how many each row holds."""
-        ids, offsets = _flat(batch.column("input_ids"))
-        labels, other = _flat(batch.column("labels")) if "labels" in batch.schema.names else (ids, offsets)
-        lengths = np.diff(offsets)
-        _require_same_lengths(lengths, np.diff(other))
-        count = np.ones(len(lengths), np.int64)
+        """Places of the documents of an Arrow record batch, and how many each example holds."""
+        ids, id_offsets = _flat(batch.column("input_ids"))
+        labels, label_offsets = ids, id_offsets
+        if "labels" in batch.schema.names:
+            labels, label_offsets = _flat(batch.column("labels"))
+        lengths = np.diff(id_offsets)
+        _check_same_lengths(lengths, np.diff(label_offsets))
+        counts = np.ones(len(lengths), np.int64)
         if "seq_lengths" in batch.schema.names:
             segments, ends = _flat(batch.column("seq_lengths"))
-            count, rows = np.diff(ends), lengths
-            lengths = segments[ends[0] : ends[-1]].astype(np.int64)
-            sums = np.diff(np.concatenate([[0], np.cumsum(lengths)])[ends - ends[0]])
-            for row in np.flatnonzero(sums != rows)[:1]:
-                raise ValueError(f"a packed row has {rows[row]} tokens, but its seq_lengths add up to {sums[row]}.")
-        return self._add(ids[offsets[0] :], labels[other[0] :], lengths), count
+            counts = np.diff(ends)
+            segment_lengths = segments[ends[0] : ends[-1]].astype(np.int64)
+            sums = np.diff(np.concatenate([[0], np.cumsum(segment_lengths)])[ends - ends[0]])
+            wrong = np.flatnonzero(sums != lengths)
+            if len(wrong):
+                first = wrong[0]
+                raise ValueError(
+                    f"a packed example has {lengths[first]} tokens, but its seq_lengths add up to {sums[first]}."
+                )
+            lengths = segment_lengths
+        return self._add(ids[id_offsets[0] :], labels[label_offsets[0] :], lengths), counts
 
-    def _read_rows(self, rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
-        cut = split if self.collator is None else lambda row: collated(row, self.collator)  # type: ignore[arg-type]
-        documents = [document for row in rows for document in cut(row)]
-        ids, labels = ([_integers(document[name]) for document in documents] for name in ("input_ids", "labels"))
-        lengths, others = (np.array([len(part) for part in parts], np.int64) for parts in (ids, labels))
-        _require_same_lengths(lengths, others)
-        empty = [np.zeros(0, np.int32)]
-        return self._add(np.concatenate(ids or empty), np.concatenate(labels or empty), lengths)
+    def _read_examples(self, examples: Iterable[Mapping[str, Any]]) -> np.ndarray:
+        documents: list[Document] = []
+        for example in examples:
+            documents += split(example) if self.collator is None else collated(example, self.collator)
+        ids = [_integers(document["input_ids"]) for document in documents]
+        labels = [_integers(document["labels"]) for document in documents]
+        lengths = np.array([len(part) for part in ids], np.int64)
+        _check_same_lengths(lengths, np.array([len(part) for part in labels], np.int64))
+        none = [np.zeros(0, np.int32)]
+        return self._add(np.concatenate(ids or none), np.concatenate(labels or none), lengths)
 
     def _add(self, ids: np.ndarray, labels: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """The places of documents of these lengths, one after the other in a new buffer."""
@@ -185,26 +223,28 @@ def check_token_ids(documents: Documents, vocab_size: int, shared_ids: int | Non
         )
 
 
-def split(row: Mapping[str, Any]) -> list[Document]:
-    """The documents of one prepared row. Without labels every token is one, as in TRL's collator."""
-    input_ids = np.asarray(row["input_ids"])
-    labels = np.asarray(row["labels"]) if row.get("labels") is not None else input_ids
-    lengths = row.get("seq_lengths")
-    ends = np.cumsum([len(input_ids)] if lengths is None else lengths)
-    return [
-        {"input_ids": input_ids[start:end], "labels": labels[start:end]} for start, end in zip([0, *ends[:-1]], ends)
-    ]
+def split(example: Mapping[str, Any]) -> list[Document]:
+    """The documents of one prepared example. Without labels every token is one, as in TRL's collator."""
+    input_ids = np.asarray(example["input_ids"])
+    labels = np.asarray(example["labels"]) if example.get("labels") is not None else input_ids
+    lengths = example.get("seq_lengths")
+    ends = np.cumsum([len(input_ids)] if lengths is None else lengths).tolist()
+    return [{"input_ids": input_ids[start:end], "labels": labels[start:end]} for start, end in pairwise([0, *ends])]
 
 
-def collated(row: Mapping[str, Any], collator: Collator) -> list[Document]:
-    """The documents of one row as `collator` hands them to the model."""
-    batch = collator([dict(row)])
-    pieces = [(span.row, slice(span.start, span.stop)) for span in spans(batch, [row])]
-    return [{name: batch[name][piece].numpy() for name in ("input_ids", "labels")} for piece in pieces]
+def collated(example: Mapping[str, Any], collator: Collator) -> list[Document]:
+    """The documents of one example as `collator` passes them to the model."""
+    batch = collator([dict(example)])
+    documents = []
+    for row, start, stop in spans(batch, [example]):
+        ids = batch["input_ids"][row, start:stop].numpy()
+        labels = batch["labels"][row, start:stop].numpy()
+        documents.append({"input_ids": ids, "labels": labels})
+    return documents
 
 
 class Span(NamedTuple):
-    """Where a document lies in a batch: columns start:stop of a row."""
+    """Where a document lies in a batch: columns start to stop of a row of its tensors."""
 
     row: int
     start: int
@@ -218,15 +258,22 @@ def spans(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> li
     attention mask says where, on whichever side the padding is.
     """
     rows, length = batch["input_ids"].shape
-    mask, positions = batch.get("attention_mask"), batch.get("position_ids")
+    mask = batch.get("attention_mask")
+    position_ids = batch.get("position_ids")
+    found = []
     if mask is not None:
-        real = [row.nonzero().flatten() for row in mask]
-        return [Span(row, int(at[0]), int(at[-1]) + 1) if len(at) else Span(row, 0, 0) for row, at in enumerate(real)]
-    if positions is not None:
-        # Padding to a multiple repeats position 0: those tokens become documents of length one, which have no labels.
-        edges = [[*(row == 0).nonzero().flatten().tolist(), length] for row in positions]
-        return [Span(row, *pair) for row, starts in enumerate(edges) for pair in pairwise(starts)]
-    return [Span(row, 0, min(len(features[row]["input_ids"]), length)) for row in range(rows)]
+        for row in range(rows):
+            attended = mask[row].nonzero().flatten()
+            found.append(Span(row, int(attended[0]), int(attended[-1]) + 1) if len(attended) else Span(row, 0, 0))
+    elif position_ids is not None:
+        for row in range(rows):
+            # Padding to a multiple repeats position 0: those tokens become documents of length one, without labels.
+            starts = (position_ids[row] == 0).nonzero().flatten().tolist()
+            found += [Span(row, start, stop) for start, stop in pairwise([*starts, length])]
+    else:
+        for row in range(rows):
+            found.append(Span(row, 0, min(len(features[row]["input_ids"]), length)))
+    return found
 
 
 def document_index(batch: Mapping[str, Any], where: Sequence[Span]) -> Tensor:
@@ -254,21 +301,26 @@ def _integers(values: Tokens) -> np.ndarray:
 
 
 def _int32(array: np.ndarray) -> np.ndarray:
-    """The same integers in 32 bits; beyond them two documents would share a key, so they are refused."""
+    """The same integers in 32 bits; ValueError for larger ones, which would give two documents the same key."""
     if array.dtype.itemsize > 4 or array.dtype == np.uint32:
         low, high = array.min(initial=0), array.max(initial=0)
         if low < INT32.min or high > INT32.max:
-            raise ValueError(f"a document holds the token id {high if high > INT32.max else low}, which no model has.")
+            invalid = high if high > INT32.max else low
+            raise ValueError(f"a document holds the token id {invalid}, which no model has.")
     return np.ascontiguousarray(array, dtype="<i4")
 
 
-def _require_same_lengths(ids: np.ndarray, labels: np.ndarray) -> None:
-    for i in np.flatnonzero(ids != labels)[:1]:
-        raise ValueError(f"a document has {ids[i]} input_ids and {labels[i]} labels; each token must have one label.")
+def _check_same_lengths(ids: np.ndarray, labels: np.ndarray) -> None:
+    differing = np.flatnonzero(ids != labels)
+    if len(differing):
+        first = differing[0]
+        raise ValueError(
+            f"a document has {ids[first]} input_ids and {labels[first]} labels; each token must have one label."
+        )
 
 
 def token_table(dataset: Any) -> Any:
-    """The token columns of a `datasets.Dataset` as an Arrow table; None where rows are not what the table holds."""
+    """The token columns of a `datasets.Dataset` as an Arrow table; None where examples are not what the table holds."""
     from datasets import Dataset
     from pyarrow import types
 
@@ -286,7 +338,7 @@ def token_table(dataset: Any) -> Any:
 
 
 def stamp_of(dataset: Any) -> list[Any] | None:
-    """Fingerprint, rows and files of a memory-mapped `datasets.Dataset`."""
+    """Fingerprint, length and files of a memory-mapped `datasets.Dataset`; None for any other data."""
     from datasets.table import ConcatenationTable, MemoryMappedTable
 
     if token_table(dataset) is None:
@@ -300,6 +352,19 @@ def stamp_of(dataset: Any) -> list[Any] | None:
     return [dataset._fingerprint, len(dataset), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]]
 
 
+def describe_dataset(dataset: Any) -> str:
+    """A name for a data set: its Hub name and split, its directory, or its length."""
+    info = getattr(dataset, "info", None)
+    name = getattr(info, "dataset_name", None)
+    split = f" ({dataset.split})" if getattr(dataset, "split", None) is not None else ""
+    if name and name not in FILE_FORMATS:
+        return f"{name}{split}"
+    files = getattr(dataset, "cache_files", None)
+    if files:
+        return f"{Path(files[0]['filename']).parent}{split}"
+    return f"{len(dataset):,} examples"
+
+
 def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The values of a list column, not copied, and where each row starts and the last one ends."""
+    """The values of a list column, not copied, and where each example starts and the last one ends."""
     return column.values.to_numpy(zero_copy_only=True), column.offsets.to_numpy().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Who made a cache: teacher, tokenizer, k and encoding; and the errors for whoever does not fit."""
+"""The identity of a cache: teacher, tokenizer and settings; and the errors for a teacher or student that differs."""
 
 import json
 from dataclasses import dataclass, fields
@@ -12,120 +12,192 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 VOCABULARY = "vocabulary.json"
-LARGEST_K, LARGEST_VOCABULARY = 65_535, 2**31 - 1
+LARGEST_K = 65_535
+LARGEST_VOCABULARY = 2**31 - 1
+DEEPEST_NESTING = 8  # of an identity's JSON; copying or comparing deeper JSON may exhaust the stack
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What must be equal for two captures to share a cache."""
+    """What must be equal for two captures to share a cache.
 
-    teacher: dict[str, Any]  # name, revision, files (name, size, sampled digest), digests of weights and config
-    tokenizer: dict[str, Any]  # digest and size of its vocabulary, digest of its chat template (not compared)
-    vocab_size: int  # rows of the teacher's head
+    teacher         what its source says about it (`TeacherSource.describe`)
+    tokenizer       digest and size of its vocabulary, digest of its chat template (recorded, not compared)
+    vocab_size      vocabulary entries of the teacher's head
+    top_k           slots per label position
+    cache_encoding  "exact" or "compact"
+    top_p, min_k    keep only the slots that hold this share of the mass, at least min_k
+    dtype           what the teacher computed in; log-probs are float32 before they are stored
+    """
+
+    teacher: dict[str, Any]
+    tokenizer: dict[str, Any]
+    vocab_size: int
     top_k: int
     cache_encoding: str
     top_p: float | None
     min_k: int
-    dtype: str  # what the teacher computed in; log-probs are always float32 before they are stored
+    dtype: str
 
     def __post_init__(self) -> None:
-        _require(_is_int(self.vocab_size, 1, LARGEST_VOCABULARY), f"vocab_size={self.vocab_size!r}")
         check_settings(self.top_k, self.cache_encoding, self.top_p, self.min_k)
-        _require(self.top_k <= self.vocab_size, f"top_k={self.top_k} with a vocabulary of {self.vocab_size}")
-        _require(isinstance(self.teacher, dict) and isinstance(self.tokenizer, dict), "teacher or tokenizer")
-        _require(_is_shallow(self.teacher) and _is_shallow(self.tokenizer), "so deeply nested an identity")
-        _require(isinstance(self.dtype, str), f"dtype={self.dtype!r}")
-        _require(isinstance(self.teacher.get("name"), str), "a teacher without a name")
-        _require(isinstance(self.teacher.get("revision"), str | None), "such a revision")
-        _require(_is_int(self.tokenizer.get("tokens"), 1, LARGEST_VOCABULARY), "the tokenizer's number of tokens")
+        _check_range("vocab_size", self.vocab_size, 1, LARGEST_VOCABULARY)
+        _check_range("top_k", self.top_k, 1, self.vocab_size)
+        for name in ("teacher", "tokenizer"):
+            value = getattr(self, name)
+            if not isinstance(value, dict) or not _is_shallow(value):
+                raise ValueError(f"invalid {name} of a teacher cache: it must be an object that is not deeply nested")
+        if not isinstance(self.dtype, str):
+            raise ValueError(f"invalid dtype={self.dtype!r} of a teacher cache")
+        if not isinstance(self.teacher.get("name"), str):
+            raise ValueError("invalid teacher of a teacher cache: it has no name")
+        if not isinstance(self.teacher.get("revision"), str | None):
+            raise ValueError("invalid teacher of a teacher cache: its revision is not a string")
+        _check_range("the tokenizer's number of tokens", self.tokenizer.get("tokens"), 1, LARGEST_VOCABULARY)
 
     @classmethod
-    def read(cls, values: object) -> "Identity":
+    def from_json(cls, values: object) -> "Identity":
         names = {field.name for field in fields(cls)}
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError(f"its identity does not consist of {', '.join(sorted(names))}")
         return cls(**values)
 
-    def codec(self, version: int) -> Codec:
-        return ENCODINGS[self.cache_encoding](self.top_k, self.vocab_size, version)
+    def codec(self) -> Codec:
+        return ENCODINGS[self.cache_encoding](self.top_k, self.vocab_size)
 
-    def check_same_settings(self, path: Path, **wanted: object) -> None:
-        pairs = [(name, getattr(self, name), value) for name, value in wanted.items()]
-        differing = [f"{name} is {held!r}, not {value!r}" for name, held, value in pairs if held != value]
-        if differing:
+    def check_same_settings(self, path: Path, **requested: object) -> None:
+        """Raise ValueError if the cache at `path` was made with other settings than those requested."""
+        differences = [
+            f"{name} is {getattr(self, name)!r}, not {value!r}"
+            for name, value in requested.items()
+            if getattr(self, name) != value
+        ]
+        if differences:
             raise ValueError(
-                f"the teacher cache {path} was made with other settings: {'; '.join(differing)}. "
-                "Ask for what the cache holds, or give a new directory for the new settings."
+                f"the teacher cache {path} was made with other settings: {'; '.join(differences)}. "
+                "Request the settings of the cache, or give a new directory for the new settings."
             )
 
-    def is_undecided(self, given: dict[str, Any]) -> bool:
-        """Whether only the weights can tell: a model and its files differ in name, a commit may change README only."""
+    def needs_weights_of(self, given: dict[str, Any]) -> bool:
+        """Whether only the given teacher's weights can decide if it is this cache's.
+
+        A model in memory and its files share no evidence but the name, and another commit may change a README only.
+        """
         evidence = shared_evidence(self.teacher, given)
-        return evidence == "name" or (evidence == "revision" and bool(teacher_difference(self.teacher, given)))
+        if evidence == "revision":
+            return self.teacher["revision"] != given["revision"]
+        return evidence == "name"
 
     def check_same_teacher(self, path: Path, given: dict[str, Any]) -> None:
+        """Raise ValueError if the cache at `path` is another teacher's."""
         difference = teacher_difference(self.teacher, given)
-        if difference:
+        if difference is not None:
             raise ValueError(
-                f"the teacher cache {path} holds the distributions of {difference}. "
+                f"the teacher cache {path} holds the log-probs of {difference}. "
                 "Give a new directory for the new teacher; two teachers never share a cache."
             )
 
     def check_same_tokenizer(self, path: Path, given: "Vocabulary", whose: str) -> int:
-        """How many ids `given` and the cache's tokenizer share; ValueError that names the first that differs."""
+        """Return the number of ids that `given` and the cache's tokenizer share.
+
+        Raises:
+            ValueError: if the tokenizers do not match; it names the first token that differs.
+        """
         if self.tokenizer.get("digest") == given.about["digest"]:
             return given.size
-        known = path / VOCABULARY
-        return given.shared_with(
-            known.read_bytes() if known.is_file() else b"",
-            f"{whose} is not the one the teacher cache {path} was made with",
-            "use a student that shares the teacher's tokenizer, or build another cache in a new directory.",
+        stored = path / VOCABULARY
+        return given.count_shared_ids(
+            stored.read_bytes() if stored.is_file() else b"",
+            problem=f"{whose} does not match the one the teacher cache {path} was made with",
+            remedy="use a student that shares the teacher's tokenizer, or build another cache in a new directory.",
         )
 
 
 def check_settings(top_k: object, cache_encoding: object, top_p: object, min_k: object) -> None:
-    _require(_is_int(top_k, 1, LARGEST_K), f"top_k={top_k!r} (1 to {LARGEST_K:,})")
-    _require(_is_int(min_k, 1, top_k), f"min_k={min_k!r} with top_k={top_k} (1 to top_k)")  # type: ignore[arg-type]
-    _require(
-        isinstance(cache_encoding, str) and cache_encoding in ENCODINGS,
-        f"cache_encoding={cache_encoding!r} ({' or '.join(ENCODINGS)})",
-    )
-    is_share = type(top_p) in (int, float) and 0 < top_p <= 1  # type: ignore[operator]
-    _require(top_p is None or is_share, f"top_p={top_p!r} (above 0, at most 1)")
+    """Raise ValueError for settings that no cache can have."""
+    _check_range("top_k", top_k, 1, LARGEST_K)
+    _check_range("min_k", min_k, 1, top_k)  # type: ignore[arg-type]
+    if not isinstance(cache_encoding, str) or cache_encoding not in ENCODINGS:
+        raise ValueError(f"invalid cache_encoding={cache_encoding!r}: choose {' or '.join(ENCODINGS)}")
+    if top_p is not None and not (type(top_p) in (int, float) and 0 < top_p <= 1):  # type: ignore[operator]
+        raise ValueError(f"invalid top_p={top_p!r}: it must be above 0 and at most 1")
+
+
+# ---- two teachers ----
 
 
 def teacher_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
-    """What shows that two teachers are not the same one; None when nothing does.
+    """Describe how two teachers differ, as "X, not Y"; None when nothing shows that they do.
 
-    The strongest evidence both have decides: weights, weight files, the hub's commit, at last the name. The same
-    weights under another configuration (rope, norms, activation) are another teacher.
+    The strongest evidence that both have decides: weights, then weight files, then the Hub's commit, then the name. The
+    same weights under another configuration (rope, norms, activation), with another adapter, or loaded with other
+    arguments (quantization, attention) are another teacher.
     """
+    name, given_name = cached.get("name"), given.get("name")
     evidence = shared_evidence(cached, given)
-    configurations = next((n for n in ("config_file", "config") if cached.get(n) and given.get(n)), None)
-    if cached.get(evidence) == given.get(evidence):
-        if configurations is None or cached[configurations] == given[configurations]:
-            return None
-        return f"{cached.get('name')} with another configuration than that of {given.get('name')}"
-    if evidence == "name":
-        return f"{cached.get('name')}, not {given.get('name')}"
-    if evidence == "revision":
-        return f"revision {cached['revision']} of {cached.get('name')}, not {given['revision']}"
-    return f"{cached.get('name')} (other {evidence} than those of {given.get('name')})"
+    if cached.get(evidence) != given.get(evidence):
+        if evidence == "name":
+            return f"{name}, not {given_name}"
+        if evidence == "revision":
+            return f"revision {cached['revision']} of {name}, not {given['revision']}"
+        return f"{name} (other {evidence} than those of {given_name})"
+    if evidence != "weights":
+        difference = _base_difference(cached, given)
+        if difference is not None:
+            return difference
+    for configuration in ("config_file", "config"):
+        if cached.get(configuration) and given.get(configuration):
+            if cached[configuration] != given[configuration]:
+                return f"{name} with another configuration than that of {given_name}"
+            break
+    return _loading_difference(cached, given)
 
 
 def shared_evidence(cached: dict[str, Any], given: dict[str, Any]) -> str:
-    """What is known of both teachers and decides whether they are one."""
-    sampled = "config" not in cached  # version 1 of the format knew samples of the weights only
-    kinds = ("files", "revision") if sampled else ("weights", "files", "revision")
-    return next((name for name in kinds if cached.get(name) and given.get(name)), "name")
+    """The strongest thing known of both teachers that decides whether they are the same."""
+    for name in ("weights", "files", "revision"):
+        if cached.get(name) and given.get(name):
+            return name
+    return "name"
+
+
+def _base_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
+    """How the base models of two adapters differ; a teacher that is no adapter has no base."""
+    base, given_base = cached.get("base"), given.get("base")
+    if not base and not given_base:
+        return None
+    if not base or not given_base:
+        adapter = cached if base else given
+        return f"{cached.get('name')}, not {given.get('name')}: only {adapter.get('name')} is an adapter"
+    difference = teacher_difference(base, given_base)
+    if difference is None:
+        return None
+    return f"{cached.get('name')} on another base model: {difference}"
+
+
+def _loading_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
+    """How the loading arguments of two teachers differ; those of a model in memory are not known."""
+    loading, given_loading = cached.get("loading"), given.get("loading")
+    if loading is None or given_loading is None or loading == given_loading:
+        return None
+    names = sorted(name for name in {*loading, *given_loading} if loading.get(name) != given_loading.get(name))
+    return f"{cached.get('name')} loaded with other arguments than requested ({', '.join(names)})"
+
+
+# ---- tokenizers ----
 
 
 class Vocabulary(NamedTuple):
-    """A tokenizer's tokens by id as JSON (null where an id has none), and what the manifest says about it."""
+    """The tokens of a tokenizer.
+
+    content      its tokens by id as JSON, null where an id has none
+    about        what the manifest says about it: digest, tokens, chat_template
+    base_tokens  the number of tokens without the added ones, which may have no entry in a head (Gemma 3's image token)
+    """
 
     content: bytes
     about: dict[str, Any]
-    words: int  # tokens without the added ones, which may have no row in a head (Gemma 3's image token)
+    base_tokens: int
 
     @property
     def size(self) -> int:
@@ -134,39 +206,50 @@ class Vocabulary(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
-        """The vocabulary of a tokenizer; the digest of its bytes pins it, the chat template is recorded only."""
         by_id = {index: token for token, index in tokenizer.get_vocab().items()}
         tokens = [by_id.get(index) for index in range(max(by_id) + 1)]
         content = json.dumps(tokens, ensure_ascii=False, indent=0).encode(errors="surrogatepass")
         template = getattr(tokenizer, "chat_template", None)
-        template_digest = digest(json.dumps(template).encode()) if template else None
-        about = {"digest": digest(content), "tokens": len(tokens), "chat_template": template_digest}
+        about = {
+            "digest": digest(content),
+            "tokens": len(tokens),
+            "chat_template": digest(json.dumps(template).encode()) if template else None,
+        }
         return cls(content, about, tokenizer.vocab_size)
 
-    def shared_with(self, other: bytes, problem: str, remedy: str) -> int:
-        """How many ids it has in common with another's content; ValueError that names the first that differs."""
+    def count_shared_ids(self, other: bytes, *, problem: str, remedy: str) -> int:
+        """Return the number of ids in common with another vocabulary's content.
+
+        Tokens added at the end (a pad token) are no difference as long as no document uses them.
+
+        Raises:
+            ValueError: if an id means different tokens; `problem` and `remedy` are parts of its message.
+        """
         if other == self.content:
             return self.size
-        pair = (_tokens(other), _tokens(self.content))
-        different = (index for index, (there, here) in enumerate(zip(*pair)) if there != here)
-        index = next(different, None if all(pair) else 0)
-        if index is None:  # tokens added at the end (a <pad>) are no difference as long as no document uses them
-            return min(map(len, pair))
-        there, here = ("no token" if token is None else repr(token) for token in ((*t, None)[index] for t in pair))
+        own_tokens, other_tokens = _parse_tokens(self.content), _parse_tokens(other)
+        shared = min(len(own_tokens), len(other_tokens))
+        differing = (index for index in range(shared) if own_tokens[index] != other_tokens[index])
+        first = next(differing, None)
+        if first is None and shared:
+            return shared
+        index = first or 0
         raise ValueError(
-            f"{problem}: id {index} is {there} there and {here} here. Teacher rows speak in token ids: {remedy}"
+            f"{problem}: id {index} is {_show_token(other_tokens, index)} there and {_show_token(own_tokens, index)} "
+            f"here. Log-probs are stored by token id: {remedy}"
         )
 
 
-def check_head_size(rows: int, words: int, whose: str) -> None:
-    if rows < words:
+def check_head_size(vocab_size: int, tokens: int, whose: str) -> None:
+    """Raise ValueError if a head has fewer entries than the tokenizer has tokens."""
+    if vocab_size < tokens:
         raise ValueError(
-            f"the head of {whose} has {rows} rows, but the tokenizer has {words} tokens: they do not belong together. "
-            "Teacher and student must share the tokenizer of the data; choose another model or tokenizer."
+            f"the head of {whose} has {vocab_size} entries, but the tokenizer has {tokens} tokens: they do not belong "
+            "together. Teacher and student must share the tokenizer of the data; choose another model or tokenizer."
         )
 
 
-def _tokens(content: bytes) -> list[str | None]:
+def _parse_tokens(content: bytes) -> list[str | None]:
     """The tokens of a vocabulary file; none when it is damaged."""
     try:
         tokens = json.loads(content)
@@ -175,16 +258,21 @@ def _tokens(content: bytes) -> list[str | None]:
     return tokens if isinstance(tokens, list) else []
 
 
-def _is_shallow(value: object, levels: int = 6) -> bool:
-    """Whether JSON is nested no deeper than an identity is; copying or comparing deeper ones may exhaust the stack."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels > 0 and all(_is_shallow(part, levels - 1) for part in inner)
+def _show_token(tokens: list[str | None], index: int) -> str:
+    token = tokens[index] if index < len(tokens) else None
+    return "no token" if token is None else repr(token)
 
 
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(f"a teacher cache cannot have {what}")
+def _is_shallow(value: object, levels: int = DEEPEST_NESTING) -> bool:
+    if isinstance(value, dict):
+        parts = list(value.values())
+    elif isinstance(value, list):
+        parts = value
+    else:
+        parts = []
+    return levels > 0 and all(_is_shallow(part, levels - 1) for part in parts)
 
 
-def _is_int(value: object, low: int, high: int) -> bool:
-    return type(value) is int and low <= value <= high
+def _check_range(name: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"invalid {name}={value!r} of a teacher cache: it must be an integer from {low} to {high:,}")

@@ -84,7 +84,7 @@ class TeacherCollator:
         """Teacher tensors [B, T, k] and [B, T]; entry t describes token t, and only label positions are filled."""
         labels = batch["labels"]
         ids = torch.zeros(*labels.shape, cache.k, dtype=torch.int32)
-        logps = torch.full(ids.shape, EMPTY, dtype=torch.float16)
+        logps = torch.full(ids.shape, EMPTY, dtype=cache.logps_dtype)
         label_logp = torch.full(labels.shape, EMPTY, dtype=torch.float16)
         log_tail = torch.full(labels.shape, EMPTY, dtype=torch.float16)
         tensors = (ids, logps, label_logp, log_tail)

@@ -24,7 +24,7 @@ from qsft.targets.target import Target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.documents import Documents
-from qsft.teacher.format.manifest import MANIFEST
+from qsft.teacher.format.manifest import MANIFEST, is_cache
 from qsft.teacher.identity import Vocabulary, check_head_size
 from qsft.teacher.live import LiveTeacher, adapters_disabled
 from qsft.teacher.location import default_cache_directory
@@ -252,7 +252,7 @@ def _given_cache_and_model(teacher: Teacher, role: str | None, args: Any) -> tup
 
 def _is_cache(teacher: str | Path) -> bool:
     """Whether a path names a cache: it has a manifest, or it is a Path (not a str) that is not a model."""
-    if Path(teacher, MANIFEST).is_file():
+    if is_cache(teacher):
         return True
     is_model = any(Path(teacher, name).is_file() for name in MODEL_CONFIGS)
     return isinstance(teacher, Path) and not is_model
@@ -281,7 +281,7 @@ def open_live(live: LiveModel, student: nn.Module, tokenizer: Any, args: Any) ->
     if isinstance(source.model, nn.Module):
         check_same_in_every_process(source.model)
     loader = TransformersSource(source.weights(student), device=args.device, model_kwargs=source.load_kwargs(student))
-    loader.check_same_tokenizer(Vocabulary.of(tokenizer))
+    loader.shared_ids(Vocabulary.of(tokenizer))
     return LiveTeacher(loader.load().requires_grad_(False), top_k)
 
 

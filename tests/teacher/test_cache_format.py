@@ -42,14 +42,15 @@ class Payload:
         return list(values)
 
 
-def decode(raw, rows, manifest):
-    """[(slots {id: log-prob}, label log-prob, log tail or None)] of a document."""
+def decode(raw, positions, manifest):
+    """[(slots {id: log-prob}, label log-prob, log tail)] of a document."""
     identity, payload = manifest["identity"], Payload(raw)
-    counts = payload.take("B" if identity["top_k"] < 256 else "H", rows)
-    label_logp = payload.take("e", rows)
-    log_tail = payload.take("e", rows) if manifest["version"] >= 2 else [None] * rows
-    read = {"exact": exact, "compact": compact}[identity["cache_encoding"]]
-    ids, logps = read(payload, counts, identity["vocab_size"])
+    counts = payload.take("B" if identity["top_k"] < 256 else "H", positions)
+    label_logp = payload.take("e", positions)
+    log_tail = payload.take("e", positions)
+    ids = read_ids(payload, sum(counts), identity["vocab_size"])
+    read_logps = {"exact": exact, "compact": compact}[identity["cache_encoding"]]
+    logps = read_logps(payload, counts)
     assert payload.at == len(raw)
     made, start = [], 0
     for count, label, tail in zip(counts, label_logp, log_tail):
@@ -58,25 +59,35 @@ def decode(raw, rows, manifest):
     return made
 
 
-def exact(payload, counts, vocab_size):
-    return payload.take("i", sum(counts)), payload.take("e", sum(counts))
-
-
-def compact(payload, counts, vocab_size):
-    slots, bits = sum(counts), max(1, (vocab_size - 1).bit_length())
-    top, width = payload.take("e", len(counts)), payload.take("e", len(counts))
-    low, high = divmod(bits, 8)
-    whole = bytes(payload.take("B", slots * low))
-    ids = [int.from_bytes(whole[i * low : (i + 1) * low], "little") for i in range(slots)]
+def read_ids(payload, slots, vocab_size):
+    low, high = divmod(max(1, (vocab_size - 1).bit_length()), 8)
+    low_bytes = bytes(payload.take("B", slots * low))
+    ids = [int.from_bytes(low_bytes[i * low : (i + 1) * low], "little") for i in range(slots)]
     stream = "".join(f"{byte:08b}" for byte in payload.take("B", -(-slots * high // 8)))
     for i in range(slots):
         for bit in range(high):
             ids[i] |= int(stream[i * high + bit]) << (8 * low + bit)
+    return ids
+
+
+def exact(payload, counts):
+    return payload.take("e", sum(counts))
+
+
+def compact(payload, counts):
+    halves = iter(payload.take("e", sum(min(count, 8) for count in counts)))
+    steps = payload.take("e", len(counts))
+    differences = iter(payload.take("B", sum(max(count - 8, 0) for count in counts)))
     logps = []
-    levels = iter(payload.take("B", slots - sum(count > 0 for count in counts)))
-    for count, first, span in zip(counts, top, width):
-        logps += [first - (next(levels) if slot else 0) * (span / 255) for slot in range(count)]
-    return ids, logps
+    for count, step in zip(counts, steps):
+        first = [next(halves) for _ in range(min(count, 8))]
+        total = 0
+        rest = []
+        for _ in range(count - len(first)):
+            total += next(differences)
+            rest.append(first[-1] - total * step)
+        logps += [*first, *rest]
+    return logps
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
@@ -96,7 +107,7 @@ def check(cache, data, path):
     for shard in path.glob("*.safetensors"):
         header, tensors = read_safetensors(shard)
         assert header["identity"] == manifest["identity"]
-        assert [tensors[name][0] for name in ("keys", "rows", "offsets", "crc", "payload")] == [
+        assert [tensors[name][0] for name in ("keys", "positions", "offsets", "crc", "payload")] == [
             "U8",
             "I32",
             "I64",
@@ -105,7 +116,7 @@ def check(cache, data, path):
         ]
         n = tensors["keys"][1][0]
         keys = [tensors["keys"][2][16 * i : 16 * i + 16] for i in range(n)]
-        rows = struct.unpack(f"<{n}i", tensors["rows"][2])
+        rows = struct.unpack(f"<{n}i", tensors["positions"][2])
         offsets = struct.unpack(f"<{n + 1}q", tensors["offsets"][2])
         crcs = struct.unpack(f"<{n}I", tensors["crc"][2])
         for i, key in enumerate(keys):
@@ -124,7 +135,7 @@ def check(cache, data, path):
             assert list(slots) == theirs.ids[row][live].tolist()
             assert list(slots.values()) == pytest.approx(theirs.logps[row][live].tolist(), rel=1e-3)
             assert label == theirs.label_logp[row].item()
-            assert tail is None or tail == theirs.log_tail[row].item()
+            assert tail == theirs.log_tail[row].item()
 
 
 def test_the_page_states_the_true_sizes_and_version():

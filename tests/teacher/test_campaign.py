@@ -15,7 +15,7 @@ import pytest
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.documents import Documents
-from qsft.teacher.format.shards import published
+from qsft.teacher.format.shards import published_shards
 from qsft.teacher.verify import verify_cache
 
 
@@ -63,7 +63,7 @@ def test_a_capture_killed_at_any_moment_continues_bit_equal(count, processes, ca
             assert content(TeacherCache(place), capture.data) == want
             shutil.rmtree(place)
         if place.exists():
-            assert all(path.is_file() for path in published(place))
+            assert all(path.is_file() for path in published_shards(place))
     resumed = capture("killed")
     assert content(resumed, capture.data) == want
     assert resumed.verify().ok

@@ -15,13 +15,14 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from qsft.teacher.cache import TeacherCache
-from qsft.teacher.capture import capture, timing
+from qsft.teacher.capture import timing
 from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.capture.plan import Plan, plan_batches
 from qsft.teacher.documents import Documents, label_positions
 from qsft.teacher.format.manifest import MANIFEST
-from qsft.teacher.format.shards import published
+from qsft.teacher.format.shards import published_shards
 from qsft.teacher.identity import teacher_difference
+from qsft.teacher.sources import transformers_source
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def hub_teacher(tmp_path, tiny_model, tiny_tokenizer, monkeypatch):
 
 
 def test_batches_hold_all_documents_once_and_few_padding(documents):
-    plan = Plan(Documents(documents(50)), batch_tokens=100)
+    plan = Plan.of(Documents(documents(50)), batch_tokens=100)
     assert sorted(place for batch in plan.batches for place in batch) == list(range(len(plan.keys)))
     assert all(plan.lengths[batch].max() * len(batch) <= 100 for batch in plan.batches)
     assert plan.keys.tolist() == sorted(plan.keys.tolist())
@@ -51,7 +52,7 @@ def test_batches_hold_all_documents_once_and_few_padding(documents):
 
 def test_the_plan_does_not_depend_on_order_or_duplicates(documents):
     data = documents(40)
-    one, other = Plan(Documents(data), 100), Plan(Documents([*data[::-1], *data]), 100)
+    one, other = Plan.of(Documents(data), 100), Plan.of(Documents([*data[::-1], *data]), 100)
     assert (one.keys == other.keys).all()
     assert [batch.tolist() for batch in one.batches] == [batch.tolist() for batch in other.batches]
 
@@ -97,11 +98,11 @@ def test_a_partial_capture_continues_bit_equal(build, documents, content):
     data = documents(60)
     whole = build(data, "whole", shard_bytes=1)
     part = build(data, "part", shard_bytes=1)
-    for shard in published(part.path)[::2]:
+    for shard in published_shards(part.path)[::2]:
         shard.unlink()
     (part.path / MANIFEST).unlink()  # recovered from the shards
     resumed = build(data, "part")
-    assert len(published(resumed.path)) < len(published(whole.path))
+    assert len(published_shards(resumed.path)) < len(published_shards(whole.path))
     assert content(resumed, data) == content(whole, data)
     assert resumed.verify().ok
 
@@ -137,7 +138,7 @@ def test_a_process_does_not_wait_for_a_dead_one_for_ever(build, documents, monke
     with pytest.raises(ValueError, match=r"probably died.*all nodes must see this directory"):
         build(data, patience=0.5)
     held = len(TeacherCache(tmp_path / "cache"))
-    assert 0 < held < len(Plan(Documents(data), 128).keys)
+    assert 0 < held < len(Plan.of(Documents(data), 128).keys)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert content(build(data), data) == content(build(data, "whole"), data)
 
@@ -229,7 +230,7 @@ def test_every_value_of_a_model_in_memory_counts(build, documents, tiny_model):
 
 
 def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, content, monkeypatch, capsys):
-    data, rows, sizes = documents(40), capture.teacher_log_probs, []
+    data, rows, sizes = documents(40), transformers_source.teacher_log_probs, []
 
     def small_memory(model, k, **batch):
         sizes.append(len(batch["input_ids"]))
@@ -237,12 +238,12 @@ def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, 
             raise torch.OutOfMemoryError("CUDA out of memory")
         return rows(model, k, **batch)
 
-    monkeypatch.setattr(capture, "teacher_log_probs", small_memory)
+    monkeypatch.setattr(transformers_source, "teacher_log_probs", small_memory)
     halved = build(data, "halved")
     assert "ran out of memory" in capsys.readouterr().err
     assert halved.missing(data) == []
     assert max(sizes[-5:]) <= 3  # it does not try the large batch again and again
-    monkeypatch.setattr(capture, "teacher_log_probs", rows)
+    monkeypatch.setattr(transformers_source, "teacher_log_probs", rows)
     whole = build(data, "whole")
     for document in data:
         torch.testing.assert_close(halved.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=0)
@@ -278,7 +279,7 @@ def test_one_document_that_does_not_fit_says_what_to_do(build, documents, monkey
     def no_memory(*args, **batch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(capture, "teacher_log_probs", no_memory)
+    monkeypatch.setattr(transformers_source, "teacher_log_probs", no_memory)
     with pytest.raises(torch.OutOfMemoryError, match=r"one document of \d+ tokens does not fit"):
         build(documents(5))
 
@@ -309,7 +310,7 @@ def test_a_teacher_with_another_tokenizer_than_the_data_is_refused(build, docume
     words = other["model"]["vocab"]
     words["<other>"] = words.pop(next(word for word, index in words.items() if index == 300))
     renamed = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(other)))
-    with pytest.raises(ValueError, match=r"not the one of the teacher.*id 300 is .* there and '<other>' here"):
+    with pytest.raises(ValueError, match=r"does not match the one of the teacher.*id 300 is .* and '<other>' here"):
         build(documents(5), teacher=teacher, tokenizer=renamed)
     build(documents(5))
     with pytest.raises(ValueError, match="'<other>' here"):
@@ -356,7 +357,7 @@ def test_an_id_outside_the_vocabulary_is_refused(build, documents, document):
     "options", [{"top_k": 0}, {"top_k": 70_000}, {"cache_encoding": "zip"}, {"top_p": 1.5}, {"min_k": 9}]
 )
 def test_impossible_settings_are_refused_before_anything_happens(build, documents, options, tmp_path):
-    with pytest.raises(ValueError, match="cannot have"):
+    with pytest.raises(ValueError, match=r"invalid (top_k|cache_encoding|top_p|min_k)="):
         build(documents(3), **options)
     assert not (tmp_path / "cache").exists()
 
@@ -391,7 +392,7 @@ def test_the_disk_is_checked_before_the_first_batch(mounted, documents, tiny_mod
     disk = mounted("-t", "tmpfs", "-o", "size=64k", "tmpfs")
     with pytest.raises(OSError, match=r"needs about [\d.]+ MB more; [\d.]+ MB are free"):
         build_cache(documents(100), tiny_model(), disk / "cache", tokenizer=tiny_tokenizer, progress=False)
-    assert not published(disk / "cache")
+    assert not published_shards(disk / "cache")
 
 
 def test_a_disk_that_fills_up_keeps_what_was_published(mounted, documents, tiny_model, tiny_tokenizer, content, capsys):
@@ -400,7 +401,7 @@ def test_a_disk_that_fills_up_keeps_what_was_published(mounted, documents, tiny_
     with pytest.raises(OSError, match=r"no space left.*stays valid.*about [\d.]+ MB are still to be written"):
         build_cache(data, tiny_model(), disk / "cache", **options)
     cache = TeacherCache(disk / "cache")
-    assert 0 < len(cache) < len(Plan(Documents(data), 128).keys)
+    assert 0 < len(cache) < len(Plan.of(Documents(data), 128).keys)
     assert cache.verify().ok
     subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
     resumed = build_cache(data, tiny_model(), disk / "cache", **options)
@@ -442,7 +443,7 @@ def test_temporary_files_of_a_killed_capture_are_ignored_and_tidied(build, docum
 def test_progress_says_documents_rate_and_bytes_in_plain_lines(build, documents, capsys):
     build(documents(20), progress=True)
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    where = r"\d+% of the time the teacher's own, \d+% waiting for data, \d+% waiting for writes"
+    where = r"\d+% of the time computing, \d+% waiting for data, \d+% waiting for writes"
     assert re.search(rf"\d+/\d+ documents, [\d,]+ label tokens/s, [\d.,]+ MB; {where}, \d+:\d\d in all", line)
 
 
@@ -453,7 +454,7 @@ class SlowDisk(Documents):
 
 
 def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, capsys, monkeypatch):
-    monkeypatch.setattr(timing, "FIRST_LOOK", 0.2)
+    monkeypatch.setattr(timing, "FIRST_REPORT", 0.2)
     build(SlowDisk(documents(25)), progress=True)
     told = re.findall(
         r"slow capture: (\d+)% of the time is waiting for data. Keep the prepared", capsys.readouterr().err
@@ -463,7 +464,7 @@ def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, cap
 
 
 def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, capsys, monkeypatch):
-    monkeypatch.setattr(timing, "FIRST_LOOK", 0.2)
+    monkeypatch.setattr(timing, "FIRST_REPORT", 0.2)
     monkeypatch.setattr("qsft.files.os.fsync", lambda handle: time.sleep(0.3))
     build(documents(8), progress=True, shard_bytes=1)
     assert re.search(
@@ -472,26 +473,33 @@ def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, cap
     assert build(documents(8)).verify().ok
 
 
-def test_advice_follows_from_where_the_time_goes(build, documents, capsys, monkeypatch):
-    cpu, gpu = timing.Pace(torch.device("cpu")), timing.Pace(torch.device("cuda"))
-    assert "computes on a CPU" in cpu.advice(100)[0]
-    for used, words in ((0.1, "10% of its GPU's memory. Raise teacher_batch_tokens"), (0.8, "")):
-        monkeypatch.setattr(timing, "memory_share", lambda device, used=used: used)
-        assert words in " ".join(gpu.advice(100))
-        assert bool(gpu.advice(100)) == bool(words)
-    gpu.waited |= {"data": 40.0, "writes": 50.0}
-    assert [line[:30] for line in gpu.advice(100)] == [
+def test_advice_follows_from_where_the_time_goes(build, documents, capsys):
+    times = timing.WaitingTimes(lambda: "use a GPU")
+    assert times.advice(100) == ["use a GPU"]
+    assert timing.WaitingTimes(lambda: None).advice(100) == []
+    times.seconds |= {"data": 40.0, "writes": 50.0}
+    assert [line[:30] for line in times.advice(100)] == [
         "50% of the time is waiting for",
         "40% of the time is waiting for",
     ]
-    assert gpu.split(100) == "10% of the time the teacher's own, 40% waiting for data, 50% waiting for writes"
+    assert times.summary(100) == "10% of the time computing, 40% waiting for data, 50% waiting for writes"
     for seconds in (10, 59, 61, 62, 100):
-        gpu.advise(seconds)
-    gpu.advise(120, finished=True)
-    told = capsys.readouterr().err.splitlines()
-    assert [line[:17] for line in told] == ["slow capture: 82%", "slow capture: 66%", "slow capture: 42%"]
+        times.report(seconds)
+    times.report(120, finished=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:17] for line in lines] == ["slow capture: 82%", "slow capture: 66%", "slow capture: 42%"]
     build(documents(5), progress=True)
     assert "slow capture" not in capsys.readouterr().err  # shorter than a minute
+
+
+def test_a_transformers_teacher_advises_by_its_device(tiny_model, monkeypatch):
+    source = transformers_source.TransformersSource(tiny_model())
+    assert "computes on a CPU" in source.advice()
+    monkeypatch.setattr(transformers_source, "input_device", lambda model: torch.device("cuda"))
+    for used, expected in ((0.1, "10% of its GPU's memory. Raise teacher_batch_tokens"), (0.8, None)):
+        monkeypatch.setattr(transformers_source, "memory_share", lambda device, used=used: used)
+        advice = source.advice()
+        assert advice is None if expected is None else expected in advice
 
 
 def test_dropout_is_off_while_a_model_in_training_teaches(build, documents, content, tiny_model):
@@ -506,13 +514,13 @@ def test_the_manifest_tells_what_was_measured(build, documents):
     measured = cache.manifest.measured
     rows = [cache.lookup(**d) for d in data]
     assert measured["label_tokens"] == sum(len(label_positions(d["labels"])) for d in data)
-    assert measured["bytes_per_label_token"] == 8 * 6 + 5
+    assert measured["bytes_per_label_token"] == 5 + 8 * (9 / 8 + 2)
     assert measured["mean_k"] == 8
     tail = torch.cat([1 - r.logps.double().exp().sum(dim=1) for r in rows]).mean()
     assert measured["tail_mass"] == pytest.approx(tail.item(), rel=1e-3)
     assert 0 < measured["encoding_max_error"] < 4e-3
     assert 0 <= measured["encoding_kl"] < 1e-5
-    assert measured["bytes"] == sum(path.stat().st_size for path in published(cache.path))
+    assert measured["bytes"] == sum(path.stat().st_size for path in published_shards(cache.path))
 
 
 def test_dtype_and_revision_among_the_model_kwargs_win(build, documents, teacher):
@@ -531,5 +539,5 @@ def test_weights_without_a_tokenizer_are_a_teacher(build, documents, tiny_model,
 
 
 def test_a_head_with_fewer_rows_than_the_tokenizer_has_words_is_refused(build, documents, tiny_model, tmp_path):
-    with pytest.raises(ValueError, match=r"head of the teacher Qwen2ForCausalLM has 200 rows.*320 tokens"):
+    with pytest.raises(ValueError, match=r"head of the teacher Qwen2ForCausalLM has 200 entries.*320 tokens"):
         build(documents(3, vocab_size=200), teacher=tiny_model(vocab_size=200))

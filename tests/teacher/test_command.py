@@ -27,12 +27,12 @@ def test_build_info_verify(qsft, teacher, data, tmp_path, capsys):
     assert "compact, k=8, top_p=0.9" in capsys.readouterr().out
     assert qsft("info", out) == 0
     told = capsys.readouterr().out
-    for words in (str(teacher), "float32", "320 rows", "documents", "bytes per label token", "encoding kl", "torch"):
+    for words in (str(teacher), "float32", "320 entries", "documents", "bytes per label token", "encoding kl", "torch"):
         assert words in told
     assert qsft("verify", out, "--teacher", teacher, "--sample", 4) == 0
     told = capsys.readouterr().out
     assert "all sound" in told
-    for words in ("-1", "+0", "+1", "same top-1", "4 documents", "aligned: shift 0", "95% confidence"):
+    for words in ("-1", "+0", "+1", "same top-1", "4 documents", "aligned: the log-probs at shift 0", "95% confidence"):
         assert words in told
 
 
@@ -43,7 +43,7 @@ def test_verify_says_another_teacher_by_its_exit_code(qsft, teacher, data, tmp_p
     assert qsft("verify", out, "--teacher", tmp_path / "other") == 1
     told = capsys.readouterr().out
     assert "NOT aligned" in told
-    assert "note: the cache holds the distributions of" in told
+    assert "note: the cache holds the log-probs of" in told
 
 
 def test_verify_names_and_drops_a_damaged_shard(qsft, teacher, data, tmp_path, capsys):
@@ -77,7 +77,7 @@ def test_json_lines_and_parquet_are_data_sets_too(qsft, teacher, documents, tmp_
     [
         (["build"], "--dataset_path, --teacher, --output_dir not given"),
         (["build", "recipe.yaml", "--top_k", "8"], "--top_k belongs to a build without a recipe.*teacher_top_k"),
-        (["info", "/nowhere"], "not a teacher cache"),
+        (["info", "/nowhere"], "there is no teacher cache /nowhere"),
     ],
 )
 def test_wrong_words_are_explained(qsft, words, message):

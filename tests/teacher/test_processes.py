@@ -3,84 +3,125 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
 from qsft.teacher.cache import TeacherCache
-from qsft.teacher.capture import capture, plan, rendezvous
+from qsft.teacher.capture import rendezvous
+from qsft.teacher.capture.plan import Plan
+from qsft.teacher.capture.rendezvous import Rendezvous
 from qsft.teacher.documents import Documents, label_positions
-
-
-@pytest.fixture
-def launch(monkeypatch):
-    """`launch(port, rank)`: this process is one of four that a launcher started, told from others by its port."""
-
-    def become(port, rank):
-        for name, value in {"WORLD_SIZE": 4, "MASTER_ADDR": "node0", "MASTER_PORT": port, "RANK": rank}.items():
-            monkeypatch.setenv(name, str(value))
-
-    return become
+from qsft.teacher.sources import transformers_source
+from qsft.teacher.sources.source import Replica
 
 
 def test_only_what_is_missing_is_computed_and_in_whole_batches(build, documents, monkeypatch):
     old, new = documents(200), [d for d in documents(20, seed=1) if len(label_positions(d["labels"]))]
     build(old)
-    computed, rows = [], capture.teacher_log_probs
+    computed, rows = [], transformers_source.teacher_log_probs
 
     def watched(model, k, **batch):
         computed.append(len(batch["input_ids"]))
         return rows(model, k, **batch)
 
-    monkeypatch.setattr(capture, "teacher_log_probs", watched)
+    monkeypatch.setattr(transformers_source, "teacher_log_probs", watched)
     grown = build([*old, *new])
     assert grown.missing(old + new) == []
     assert sum(computed) == len(new)
-    assert len(computed) <= 2 + len(plan.Plan(Documents(new), 128).batches)
+    assert len(computed) <= 2 + len(Plan.of(Documents(new), 128).batches)
 
 
-def test_a_second_launch_in_the_directory_does_not_hide_the_first(launch, tmp_path):
-    launch(port=1, rank=0)
-    rendezvous.require_shared(tmp_path, patience=0)
-    launch(port=2, rank=0)
-    rendezvous.require_shared(tmp_path, patience=0)
-    for port in (1, 2):
-        launch(port, rank=3)  # it needed longer to start
-        rendezvous.require_shared(tmp_path, patience=0)
+@pytest.fixture
+def launch(monkeypatch, tmp_path):
+    """`launch(port, index)`: this process as one of four of a launch, told from other launches by its port."""
+
+    def join(port, index, path=tmp_path, patience=0.0):
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        return Rendezvous(path, Replica(index, 4), patience)
+
+    return join
 
 
-def test_what_a_launch_left_is_tidied_after_an_hour(launch, build, documents, tmp_path):
+def test_a_node_that_does_not_see_the_first_process_raises_at_the_start(launch, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with launch(1, 0, patience=1.0):
+        launch(1, 3).check_shared()
+        with pytest.raises(ValueError, match=r"process 1 does not see in .*elsewhere.*file system they share.*QSFT"):
+            launch(1, 1, path=elsewhere).check_shared()
+        with pytest.raises(ValueError, match="does not see"):  # another launch's file proves nothing
+            launch(2, 1).check_shared()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_two_launches_in_one_directory_do_not_hide_each_other(launch):
+    with launch(1, 0, patience=1.0), launch(2, 0, patience=1.0):
+        for port in (1, 2):
+            launch(port, 3).check_shared()
+
+
+def test_what_a_killed_process_left_is_removed_after_an_hour(launch, build, documents, tmp_path):
     (tmp_path / "cache").mkdir()
-    launch(port=1, rank=0)
-    rendezvous.require_shared(tmp_path / "cache", patience=0)
+    launch(1, 0, path=tmp_path / "cache")._beat(0)
     [left] = (tmp_path / "cache").iterdir()
     os.utime(left, (0, 0))
-    os.environ["WORLD_SIZE"] = "1"
     build(documents(5))
     assert not left.exists()
 
 
-def test_waiting_processes_back_off_also_while_shards_arrive(tmp_path, monkeypatch):
-    """63 others publish about a shard a second: a look every five seconds sees them all the same."""
-    clock, looks = [0.0], []
+def test_one_process_never_waits(build, documents, tmp_path, monkeypatch):
+    """A shard that disappears during the capture is an error at once, not after a time-out."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waited"))
+    publish = rendezvous.published_shards
+
+    def one_was_removed(path):
+        publish(path)[0].unlink()
+        return publish(path)
+
+    monkeypatch.setattr(rendezvous, "published_shards", one_was_removed)
+    with pytest.raises(ValueError, match="a shard was removed meanwhile"):
+        build(documents(20))
+
+
+def test_a_process_whose_heartbeat_stops_is_noticed_by_the_observers_own_clock(launch, tmp_path, monkeypatch):
+    """No modification time is read: the file of the silent process is dated in the future."""
+    clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    other = launch(1, 1, patience=60.0)
+    other._beat(7)
+    os.utime(other._heartbeat_file(1), (2**33, 2**33))
+    keys = np.zeros((2, 16), np.uint8)
+    with pytest.raises(ValueError, match="process 1 has shown no sign of life for 60 s"):
+        launch(1, 0, patience=60.0).wait_for(keys, np.array([1, 1]))
+    assert 60 < clock[0] < 70
+
+
+def test_a_process_that_lives_is_waited_for_without_limit_and_with_growing_pauses(launch, monkeypatch):
+    """Its documents arrive after ten hours; a look every five seconds is enough."""
+    clock, looks = [0.0], []
+    other = launch(1, 1)
+
+    def sleep(seconds):
+        clock[0] += seconds
+        other._beat(int(clock[0]))
 
     class OneKey:
         def __init__(self, name):
-            self.keys = [memoryview(name.encode())]
+            self.keys = [memoryview(bytes(16))]
 
-    def published(path):
+    def published_shards(path):
         looks.append(clock[0])
-        return [f"shard {second}" for second in range(min(int(clock[0]), 600))]
+        return ["shard"] if clock[0] > 36_000 else []
 
-    monkeypatch.setattr(rendezvous, "published", published)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(rendezvous, "published_shards", published_shards)
     monkeypatch.setattr(rendezvous, "Shard", OneKey)
-    outstanding = {f"shard {second}".encode() for second in range(600)}
-    rendezvous.wait_for_others(tmp_path, outstanding, patience=30)
-    assert 600 <= clock[0] < 610
-    assert len(looks) < 140
-    with pytest.raises(ValueError, match=r"1 documents .* did not come from the other processes within 30 s"):
-        rendezvous.wait_for_others(tmp_path, {b"of a dead process"}, patience=30)
+    launch(1, 0, patience=60.0).wait_for(np.zeros((1, 16), np.uint8), np.array([1]))
+    assert 36_000 < clock[0] < 36_010
+    assert len(looks) < 36_000 / 4
 
 
 @pytest.mark.slow  # that two processes write what one writes is proved by forks in test_capture.py

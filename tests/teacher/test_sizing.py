@@ -3,19 +3,19 @@
 import pytest
 from datasets import Dataset
 
-from qsft.teacher.capture import capture
+from qsft.teacher.sources import transformers_source
 
 
 @pytest.fixture
 def forwards(monkeypatch):
     """Tokens, padding included, of every batch that a capture computes."""
-    sizes, compute = [], capture.teacher_log_probs
+    sizes, compute = [], transformers_source.teacher_log_probs
 
     def watched(model, k, **batch):
         sizes.append(batch["input_ids"].numel())
         return compute(model, k, **batch)
 
-    monkeypatch.setattr(capture, "teacher_log_probs", watched)
+    monkeypatch.setattr(transformers_source, "teacher_log_probs", watched)
     return sizes
 
 

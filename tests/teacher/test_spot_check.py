@@ -23,7 +23,7 @@ def test_a_sound_cache_is_the_teacher_at_shift_zero_only(build, documents, tiny_
 
 @pytest.mark.parametrize("off_by", [-1, 1])
 def test_an_off_by_one_shows(tmp_path, documents, tiny_model, tiny_tokenizer, monkeypatch, off_by):
-    from qsft.teacher.capture import capture as module
+    from qsft.teacher.sources import transformers_source as module
 
     rows = module.teacher_log_probs
 
@@ -64,12 +64,12 @@ def test_a_few_stale_documents_do_not_drown_in_the_mean(build, documents, tiny_m
 def test_a_projection_that_is_wrong_shows_though_it_made_the_cache(build, documents, tiny_model, monkeypatch):
     """The comparison is with the model's own logits: the same wrong projection again would agree with itself."""
     from qsft.losses import head
-    from qsft.teacher.capture import capture
+    from qsft.teacher.sources import transformers_source
 
     monkeypatch.setattr(head, "projection_of", lambda config: head.Projection(None, 0.5))
     with pytest.raises(ValueError, match="does not know how Qwen2ForCausalLM turns hidden states into logits"):
         build(documents(20))
-    monkeypatch.setattr(capture, "check_teacher_head", lambda model, **inputs: None)
+    monkeypatch.setattr(transformers_source, "check_teacher_head", lambda model, **inputs: None)
     cache = build(documents(20))
     check = compare_with_teacher(cache, tiny_model(), sample_documents(cache, 8))
     assert not check.is_aligned(0.02)

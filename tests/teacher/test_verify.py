@@ -11,14 +11,14 @@ from qsft.teacher.cache import TeacherCache
 from qsft.teacher.format.encoding import TopKArrays
 from qsft.teacher.format.manifest import MANIFEST, create_manifest
 from qsft.teacher.format.shards import (
-    VERSION,
     DamagedShard,
-    Draft,
-    Facts,
+    EncodedDocument,
     Shard,
+    ShardBuilder,
+    ShardStatistics,
     UnusableShard,
     checksum,
-    published,
+    published_shards,
 )
 from qsft.teacher.identity import Identity
 from qsft.teacher.verify import verify_cache
@@ -60,7 +60,7 @@ def noticed_before_training(path, data, tokenizer):
 def test_a_flip_in_what_training_reads_is_noticed_by_the_pre_flight(build, documents):
     data = documents(6)
     cache = build(data)
-    [path] = published(cache.path)
+    [path] = published_shards(cache.path)
     raw = bytearray(path.read_bytes())
     payload = load_file(path)["payload"].tobytes()
     start = raw.index(payload)
@@ -78,7 +78,7 @@ def test_a_flip_in_what_training_reads_is_noticed_by_the_pre_flight(build, docum
 def test_a_truncated_shard_is_named_dropped_and_rebuilt_alone(build, documents, content, size):
     data = documents(60)
     cache = build(data, shard_bytes=1)
-    want, shards = content(cache, data), published(cache.path)
+    want, shards = content(cache, data), published_shards(cache.path)
     victim, others = shards[0], {path: path.stat().st_mtime_ns for path in shards[1:]}
     lost = len(Shard(victim))
     if size == "missing":
@@ -114,7 +114,7 @@ def test_damaged_manifest_and_vocabulary_are_restored(build, documents, content)
 def test_a_truncated_shard_of_a_running_capture_is_noticed_too(build, documents):
     cache = build(documents(10))
     (cache.path / MANIFEST).unlink()
-    [path] = published(cache.path)
+    [path] = published_shards(cache.path)
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ValueError, match="header cannot be read"):
         build(documents(10))
@@ -136,22 +136,23 @@ def forge(path, **tensors):
 def test_hostile_indexes_are_refused_before_anything_is_allocated(build, documents):
     cache = build(documents(10))
     (cache.path / MANIFEST).rename(cache.path / "aside")
-    [path] = published(cache.path)
+    [path] = published_shards(cache.path)
     n = len(Shard(path))
     good = load_file(path)
     huge = np.full(n, 2**31 - 1, np.int32)
     backwards = good["offsets"].copy()
     backwards[1] = backwards[-1] + 1
     lies = [
-        {"rows": huge},
-        {"rows": -huge},
-        {"rows": np.zeros(n, np.int32)},
-        {"rows": good["rows"].astype(np.int64)},
+        {"positions": huge},
+        {"positions": -huge},
+        {"positions": np.zeros(n, np.int32)},
+        {"positions": good["positions"].astype(np.int64)},
         {"offsets": good["offsets"][:-1]},
         {"offsets": good["offsets"] + 1},
         {"offsets": backwards},
         {"keys": good["keys"][:, :8]},
         {"keys": good["keys"].ravel()},
+        {"keys": np.array(3, np.uint8)},
         {"crc": good["crc"][:-1]},
         {"payload": good["payload"][:-1]},
         {"payload": good["payload"].reshape(1, -1)},
@@ -166,22 +167,25 @@ def test_a_shard_that_claims_far_more_than_it_holds_is_refused_when_it_is_opened
     """k = 65,535 and rows without a slot: 1,800 bytes that would make a reader allocate 79 MB, and any multiple."""
     identity = Identity({"name": "none"}, {"tokens": 10**6}, 10**6, 65_535, "exact", None, 1, "float32")
     create_manifest(tmp_path, identity)
-    draft, rows = Draft(), 300
-    empty = TopKArrays(np.zeros((rows, 1), np.int32), np.full((rows, 1), -np.inf), -np.ones(rows), np.zeros(rows))
-    payload = identity.codec(VERSION).encode(empty)
-    draft.add(bytes(16), payload, np.zeros((2, rows + 1), np.int32), Facts(1, rows, len(payload)))
-    path = draft.publish(tmp_path, asdict(identity))
+    builder, positions = ShardBuilder(), 300
+    empty = TopKArrays(
+        np.zeros((positions, 1), np.int32), np.full((positions, 1), -np.inf), -np.ones(positions), np.zeros(positions)
+    )
+    payload = identity.codec().encode(empty)
+    document = EncodedDocument(bytes(16), positions, payload, np.zeros((2, positions + 1), np.int32))
+    builder.add(document, ShardStatistics(1, positions, len(payload)))
+    path = builder.publish(tmp_path, asdict(identity))
     tracemalloc.start()
-    with pytest.raises(DamagedShard, match="1800 bytes claim 300 rows of k=65535 slots"):
+    with pytest.raises(DamagedShard, match="1800 bytes claim 300 label positions of k=65535 slots"):
         TeacherCache(tmp_path)
     assert tracemalloc.get_traced_memory()[1] < 1e6
     tracemalloc.stop()
-    assert "claim 300 rows" in verify_cache(tmp_path).problems[path.name]
+    assert "claim 300 label positions" in verify_cache(tmp_path).problems[path.name]
 
 
 def test_a_shard_of_another_cache_is_not_called_damaged(build, documents):
     cache, other = build(documents(5)), build(documents(5), "other", top_k=4)
-    [foreign] = published(other.path)
+    [foreign] = published_shards(other.path)
     (cache.path / foreign.name).write_bytes(foreign.read_bytes())
     for open_it in (lambda: TeacherCache(cache.path), lambda: build(documents(6))):
         with pytest.raises(UnusableShard, match=f"{foreign.name}.*describes another capture.*--drop` removes neither"):
@@ -191,11 +195,11 @@ def test_a_shard_of_another_cache_is_not_called_damaged(build, documents):
 def test_a_forged_row_with_a_right_checksum_is_refused_by_its_bounds(build, documents):
     data = documents(10)
     cache = build(data)
-    [path] = published(cache.path)
+    [path] = published_shards(cache.path)
     good = load_file(path)
-    key, rows, end = good["keys"][0].tobytes(), int(good["rows"][0]), int(good["offsets"][1])
+    key, rows, end = good["keys"][0].tobytes(), int(good["positions"][0]), int(good["offsets"][1])
     payload, crc = good["payload"].copy(), good["crc"].copy()
-    payload[5 * rows : 5 * rows + 4] = np.frombuffer(np.int32(10**6).tobytes(), np.uint8)  # the first id
+    payload[5 * rows : 14 * rows] = 255  # the ids: 8 slots of 9 bits per label position
     crc[0] = checksum(key, rows, payload[:end])
     forge(path, payload=payload, crc=crc)
     (cache.path / MANIFEST).unlink()
@@ -217,7 +221,7 @@ def test_a_sound_shard_is_never_dropped_for_a_manifest_that_is_wrong(build, docu
     want = content(cache, data)
     right = (cache.path / MANIFEST).read_bytes()
     (cache.path / MANIFEST).write_bytes((other.path / MANIFEST).read_bytes())
-    [shard] = published(cache.path)
+    [shard] = published_shards(cache.path)
     report = verify_cache(cache.path)
     assert "is sound, but manifest.json describes another capture" in report.problems[shard.name]
     report.drop()
@@ -231,7 +235,7 @@ def test_a_manifest_that_states_a_wrong_size_is_written_anew(build, documents, c
     cache = build(data)
     want = content(cache, data)
     entries = {name: entry | {"bytes": entry["bytes"] + 1} for name, entry in cache.manifest.shards.items()}
-    (cache.path / MANIFEST).write_bytes(replace(cache.manifest, shards=entries).render())
+    (cache.path / MANIFEST).write_bytes(replace(cache.manifest, shards=entries).to_bytes())
     with pytest.raises(ValueError, match="the manifest says"):
         TeacherCache(cache.path)
     report = verify_cache(cache.path)

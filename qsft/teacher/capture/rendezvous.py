@@ -1,67 +1,172 @@
-"""How the processes of a capture meet: through files in the cache's directory, never in a collective."""
+"""How the processes of a capture meet: through files in the cache's directory, never in a collective.
+
+A capture may run inside a trainer whose process group has its own time-out, and its processes finish hours apart. Each
+process keeps a small file with a counter that its heartbeat thread increases. Others compare the counter with their own
+monotonic clock: clocks of machines that share a file system may differ by hours, so modification times are not used.
+"""
 
 import os
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from qsft.files import TEMPORARY, publish
+import numpy as np
+
+from qsft.files import TEMPORARY, replace_file
 from qsft.fingerprints import digest_json
-from qsft.processes import is_main, rank, world_size
-from qsft.teacher.format.shards import Shard, published
+from qsft.teacher.format.shards import Shard, published_shards
+from qsft.teacher.sources.source import Replica
 
-SHORTEST_WAIT, LONGEST_WAIT = 0.2, 5.0  # between two looks at the directory, seconds
-MEETING_SECONDS = 180.0
-ONE_FILE_SYSTEM = "all nodes must see this directory on a file system they share"
+SHORTEST_WAIT = 0.2  # seconds between two looks at the directory
+LONGEST_WAIT = 5.0
+HEARTBEAT_SECONDS = 5.0
+NOTICE_SECONDS = 600.0  # how often a waiting process says what it waits for
+LAUNCH_VARIABLES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
+SHARED_FILE_SYSTEM = "all nodes must see this directory on a file system they share"
 
 
-def require_shared(path: Path, patience: float) -> None:
-    """ValueError, before anything is computed, on a node that does not see what the first process writes into `path`.
+class Rendezvous:
+    """The processes of one capture in a directory; inside `with`, this one shows that it is alive.
 
-    The first process leaves a file whose name only this launch knows; the others look for it. It has the name of a
-    temporary file, so `make_directory` tidies it an hour later, when no process of its launch looks for it any more.
+    Args:
+        patience: seconds without a heartbeat after which another process counts as dead.
     """
-    if world_size() == 1:
-        return
-    launch = map(os.environ.get, ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID"))
-    meeting = path / f"launch.{digest_json([world_size(), *launch])}{TEMPORARY}"
-    if is_main():
-        publish(meeting, "The processes of one capture found each other here.\n", what="the teacher cache")
-        return
-    patience = min(patience, MEETING_SECONDS)
-    for waited in _waits():
-        if meeting.exists():
+
+    def __init__(self, path: Path, replica: Replica, patience: float) -> None:
+        self._path = path
+        self._replica = replica
+        self._patience = patience
+        self._launch = [os.environ.get(name) for name in LAUNCH_VARIABLES]
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Rendezvous":
+        if self._replica.count > 1:
+            self._beat(0)
+            self._thread = threading.Thread(target=self._keep_beating, name="teacher cache heartbeat", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._heartbeat_file(self._replica.index).unlink(missing_ok=True)
+
+    def check_shared(self) -> None:
+        """Raise ValueError, before anything is computed, on a node that does not see the first process's file."""
+        if self._replica.index == 0:
             return
-        if waited > patience:
-            raise ValueError(
-                f"process {rank()} does not see in {path} what the first process wrote there within {patience:.0f} s: "
-                f"{ONE_FILE_SYSTEM}. Set teacher_cache (or QSFT_CACHE) to such a directory."
-            )
+        for waited in _waits():
+            if self._heartbeat(0) is not None:
+                return
+            if waited > self._patience:
+                raise ValueError(
+                    f"process {self._replica.index} does not see in {self._path} what the first process wrote there "
+                    f"within {self._patience:.0f} s: {SHARED_FILE_SYSTEM}. Set teacher_cache (or QSFT_CACHE) to such a "
+                    "directory."
+                )
+
+    def wait_for(self, keys: np.ndarray, owners: np.ndarray) -> None:
+        """Return when every document is published.
+
+        Args:
+            keys: uint8 [n, 16], the documents of this capture that were missing.
+            owners: the index of the replica that computes each.
+
+        Raises:
+            ValueError: if a process that owes documents has died, or a published shard was removed.
+        """
+        outstanding = {key.tobytes(): int(owner) for key, owner in zip(keys, owners)}
+        signs = _SignsOfLife(self._heartbeat)
+        seen: set[Path] = set()
+        last_notice = 0.0
+        for waited in _waits():
+            awaited = sorted(set(outstanding.values()) - {self._replica.index})
+            signs.observe(awaited)  # before the shards: a process that has finished has published everything
+            new_shards = set(published_shards(self._path)) - seen
+            for shard in new_shards:
+                for key in Shard(shard).keys:
+                    outstanding.pop(key.tobytes(), None)
+            seen |= new_shards
+            if not outstanding:
+                return
+            if self._replica.index in outstanding.values():
+                raise ValueError(
+                    f"{len(outstanding)} documents are missing from the teacher cache {self._path} although this "
+                    "process captured them: a shard was removed meanwhile. Rerun the command."
+                )
+            dead = [owner for owner in set(outstanding.values()) if signs.silence(owner) > self._patience]
+            if dead:
+                raise ValueError(
+                    f"{len(outstanding)} documents of the teacher cache {self._path} are missing, and process "
+                    f"{min(dead)} has shown no sign of life for {self._patience:.0f} s. It probably died, or it runs "
+                    f"on a node that writes elsewhere: {SHARED_FILE_SYSTEM}. What was published stays: rerun the "
+                    "command."
+                )
+            if waited - last_notice > NOTICE_SECONDS:
+                last_notice = waited
+                names = ", ".join(map(str, awaited))
+                print(f"waiting for {len(outstanding)} documents of the processes {names}", file=sys.stderr)
+
+    def _heartbeat_file(self, index: int) -> Path:
+        """The file of a process of this launch.
+
+        Its name is that of a temporary file: it is ignored by readers of the cache, and `make_directory` removes one
+        that a killed process left an hour ago.
+        """
+        key = digest_json([self._replica.count, index, self._launch])
+        return self._path / f"process-{index}.{key}{TEMPORARY}"
+
+    def _heartbeat(self, index: int) -> bytes | None:
+        """The content of a process's file; None while there is none."""
+        try:
+            return self._heartbeat_file(index).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _beat(self, count: int) -> None:
+        content = f"{os.getpid()} {count}\n".encode()
+        replace_file(self._heartbeat_file(self._replica.index), content)
+
+    def _keep_beating(self) -> None:
+        count = 0
+        while not self._stop.wait(min(HEARTBEAT_SECONDS, self._patience / 4)):
+            count += 1
+            try:
+                self._beat(count)
+            except OSError:
+                continue  # a full disk is reported by the writer
 
 
-def wait_for_others(path: Path, outstanding: set[bytes], patience: float) -> None:
-    """Return when every document is published; a process that died must not keep the others for ever."""
-    seen: set[Path] = set()
-    last_news = 0.0
-    for waited in _waits():
-        fresh = set(published(path)) - seen
-        for shard in fresh:
-            outstanding -= {key.tobytes() for key in Shard(shard).keys}
-        if not outstanding:
-            return
-        seen |= fresh
-        last_news = waited if fresh else last_news
-        if waited - last_news > patience:
-            raise ValueError(
-                f"{len(outstanding)} documents of the teacher cache {path} did not come from the other processes "
-                f"within {patience:.0f} s. One of them probably died, or it runs on a node that writes elsewhere: "
-                f"{ONE_FILE_SYSTEM}. What was published stays: rerun the command."
-            )
+class _SignsOfLife:
+    """When the heartbeats of other processes last changed, by this process's monotonic clock."""
+
+    def __init__(self, read_heartbeat: Callable[[int], bytes | None]) -> None:
+        self._read_heartbeat = read_heartbeat
+        self._last: dict[int, tuple[bytes | None, float]] = {}
+
+    def observe(self, processes: list[int]) -> None:
+        now = time.monotonic()
+        for process in processes:
+            content = self._read_heartbeat(process)
+            known = self._last.get(process)
+            if known is None or (content is not None and content != known[0]):
+                self._last[process] = (content, now)
+
+    def silence(self, process: int) -> float:
+        """Seconds since a process's heartbeat last changed, as far as it was observed."""
+        if process not in self._last:
+            return 0.0
+        return time.monotonic() - self._last[process][1]
 
 
 def _waits() -> Iterator[float]:
-    """Seconds since the first look, with longer and longer sleeps in between: many ranks list one directory."""
-    start, pause = time.monotonic(), SHORTEST_WAIT
+    """Yield the seconds since the first look, with growing pauses: many processes list one directory."""
+    start = time.monotonic()
+    pause = SHORTEST_WAIT
     while True:
         yield time.monotonic() - start
         time.sleep(pause)

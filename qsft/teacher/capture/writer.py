@@ -3,27 +3,42 @@
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from qsft.teacher.capture.timing import WRITES, Pace
+from qsft.teacher.capture.timing import WRITES, WaitingTimes
 from qsft.teacher.format.encoding import TopKArrays, truncate
-from qsft.teacher.format.shards import VERSION, Draft, Facts
+from qsft.teacher.format.shards import EncodedDocument, ShardBuilder, ShardStatistics
 from qsft.teacher.identity import Identity
 
-WAITING_BATCHES = 4  # computed, not yet encoded
-SHARD_SECONDS = 60.0  # a shard is published at least this often: what a kill costs, and how ranks see each other
+BATCHES_BEHIND = 4  # computed, not yet encoded
+SHARD_SECONDS = 60.0  # a shard is published at least this often: it limits what a kill costs
+
+
+@dataclass(frozen=True)
+class ComputedBatch:
+    """The log-probs of some documents, one after the other, with their keys, tokens [2, T] and label counts."""
+
+    log_probs: TopKArrays
+    keys: list[bytes]
+    tokens: list[np.ndarray]
+    label_counts: list[int]
 
 
 class ShardWriter:
-    """Takes computed batches, leaves published shards. Its errors come out of a later `put` or at the end."""
+    """Takes computed batches and publishes shards. Its errors are raised by a later `put`, or at the end."""
 
-    def __init__(self, directory: Path, identity: Identity, shard_bytes: int, pace: Pace) -> None:
+    def __init__(self, directory: Path, identity: Identity, shard_bytes: int, times: WaitingTimes) -> None:
         self.bytes_written = 0
-        self._directory, self._identity, self._shard_bytes, self._pace = directory, identity, shard_bytes, pace
-        self._codec, self._draft, self._since = identity.codec(VERSION), Draft(), time.monotonic()
+        self._directory = directory
+        self._identity = identity
+        self._codec = identity.codec()
+        self._shard_bytes = shard_bytes
+        self._times = times
+        self._builder = ShardBuilder()
+        self._last_shard = time.monotonic()
         self._thread = ThreadPoolExecutor(1, "teacher cache writer")
         self._pending: deque[Future[None]] = deque()
 
@@ -31,35 +46,47 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        """Publish what is left, also after an error of the capture: finished rows are never thrown away."""
-        with self._pace.waiting(WRITES), self._thread:
+        """Publish what is left, also after an error of the capture: computed log-probs are never thrown away."""
+        with self._times.waiting_for(WRITES), self._thread:
             self._pending.append(self._thread.submit(self._publish))
         if error is None:
             for step in self._pending:
                 step.result()
 
-    def put(self, rows: TopKArrays, keys: list[bytes], tokens: list[np.ndarray], counts: list[int]) -> None:
-        """Hand over a batch: its rows, and each document's key, tokens and row count; blocks while too many wait."""
-        with self._pace.waiting(WRITES):
-            while self._pending and (self._pending[0].done() or len(self._pending) >= WAITING_BATCHES):
+    def put(self, batch: ComputedBatch) -> None:
+        """Hand over a batch; blocks while too many wait."""
+        with self._times.waiting_for(WRITES):
+            while self._pending and (self._pending[0].done() or len(self._pending) >= BATCHES_BEHIND):
                 self._pending.popleft().result()
-        self._pending.append(self._thread.submit(self._add, rows, keys, tokens, counts))
+        self._pending.append(self._thread.submit(self._add, batch))
 
-    def _add(self, rows: TopKArrays, keys: list[bytes], tokens: list[np.ndarray], counts: list[int]) -> None:
-        """Encode a whole batch or nothing: as no shard holds a part of one, a killed capture continues bit-equal."""
-        encoded: list[tuple[bytes, Facts]] = []
-        for count, end in zip(counts, np.cumsum(counts)):
-            part = truncate(rows.part(slice(end - count, end)), self._identity.top_p, self._identity.min_k)
-            payload = self._codec.encode(part)
-            encoded.append((payload, Facts.of(part, payload, None if encoded else self._codec)))
-        for key, document, (payload, facts) in zip(keys, tokens, encoded):
-            self._draft.add(key, payload, document, facts)
-            self.bytes_written += len(payload)
-        full = self._draft.facts.payload_bytes >= self._shard_bytes
-        if full or time.monotonic() - self._since > SHARD_SECONDS:
+    def _add(self, batch: ComputedBatch) -> None:
+        """Encode a complete batch or nothing: no shard holds a part of one, so a killed capture continues bit-equal."""
+        encoded = self._encode(batch)
+        for document, statistics in encoded:
+            self._builder.add(document, statistics)
+            self.bytes_written += len(document.payload)
+        is_full = self._builder.statistics.payload_bytes >= self._shard_bytes
+        if is_full or time.monotonic() - self._last_shard > SHARD_SECONDS:
             self._publish()
 
+    def _encode(self, batch: ComputedBatch) -> list[tuple[EncodedDocument, ShardStatistics]]:
+        encoded: list[tuple[EncodedDocument, ShardStatistics]] = []
+        start = 0
+        for key, tokens, count in zip(batch.keys, batch.tokens, batch.label_counts):
+            log_probs = batch.log_probs.at(slice(start, start + count))
+            log_probs = truncate(log_probs, self._identity.top_p, self._identity.min_k)
+            payload = self._codec.encode(log_probs)
+            statistics = ShardStatistics.of_document(log_probs, payload)
+            if not encoded:  # the encoding's error is measured on one document of a batch
+                statistics.measure_error(log_probs, payload, self._codec)
+            encoded.append((EncodedDocument(key, count, payload, tokens), statistics))
+            start += count
+        return encoded
+
     def _publish(self) -> None:
-        draft, self._draft, self._since = self._draft, Draft(), time.monotonic()
-        if draft.documents:
-            draft.publish(self._directory, asdict(self._identity))
+        builder = self._builder
+        self._builder = ShardBuilder()
+        self._last_shard = time.monotonic()
+        if builder.documents:
+            builder.publish(self._directory, asdict(self._identity))

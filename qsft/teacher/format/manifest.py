@@ -1,14 +1,10 @@
-"""The files that describe a cache: manifest.json, what it is; complete.json, which data sets were found whole in it.
+"""manifest.json: what a cache is.
 
-The last line of each is the digest of everything above it, and its bytes are the only way to write its content: any
-flipped byte shows. The manifest lists the shards of the last finished capture; what a running or killed one has
-published since is read as well, because shards describe themselves.
-
-A start looks every document up once. What it found is remembered under the data's digest and under a stamp of the files
-that hold the data, with the shards it was found in: while they are there, the next start costs no pass over the data.
-complete.json can be lost, cut or edited at any time: what it does not say is looked up again.
+The manifest lists the shards of the last finished capture. What a running or killed capture has published since is read
+as well, because shards describe themselves. Its last line is the digest of everything above it.
 """
 
+import errno
 import json
 import platform
 from dataclasses import asdict, dataclass, field, replace
@@ -18,13 +14,13 @@ from typing import Any
 
 from qsft.files import publish
 from qsft.fingerprints import digest
-from qsft.teacher.format.shards import NAME, READ_VERSIONS, VERSION, Facts, Shard, damaged, published
+from qsft.teacher.format.shards import SHARD_NAME, VERSION, DamagedShard, Shard, ShardStatistics, published_shards
 from qsft.teacher.identity import Identity
 
 MANIFEST = "manifest.json"
 FORMAT = "qsft teacher cache"
 LARGEST_BYTES = 64 << 20
-SIZES = ("documents", "label_tokens", "bytes")  # of a shard
+SHARD_SIZES = ("documents", "label_tokens", "bytes")
 LIBRARIES = ("qsft", "torch", "transformers", "numpy", "safetensors")
 LOST_MANIFEST = (
     "The shards are intact and describe themselves: move the file away and rerun `qsft cache build`, "
@@ -34,105 +30,134 @@ LOST_MANIFEST = (
 
 @dataclass(frozen=True)
 class Manifest:
-    """Identity, library versions, shards {file: its sizes} and measured facts of a cache."""
+    """Identity, library versions, shards {file: its sizes} and statistics of a cache."""
 
     identity: Identity
     libraries: dict[str, str] = field(default_factory=dict)
     shards: dict[str, dict[str, int]] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
-    version: int = VERSION
 
-    def render(self) -> bytes:
-        return _sealed({"format": FORMAT, "version": self.version} | asdict(self))
+    def to_bytes(self) -> bytes:
+        return sealed_json({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     def check_sizes(self, directory: Path) -> None:
+        """Raise DamagedShard if a listed shard is missing or has another size."""
         for name, entry in self.shards.items():
             path = directory / name
             if not path.is_file():
-                raise damaged(path, "the file is missing")
-            if path.stat().st_size != entry["bytes"]:
-                raise damaged(path, f"it has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
+                raise DamagedShard(path, "the file is missing")
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                raise DamagedShard(path, f"it has {size} bytes, the manifest says {entry['bytes']}")
 
 
 def read_manifest(directory: Path) -> Manifest:
+    """Return the manifest of a cache; ValueError when the directory holds none, or one that was altered."""
     path = directory / MANIFEST
-    if not path.is_file():
+    if not is_cache(directory):
+        if not directory.is_dir():
+            raise ValueError(f"there is no teacher cache {directory}: the directory does not exist. Check the path.")
         raise ValueError(f"{directory} is not a teacher cache: it has no {MANIFEST}. `qsft cache build` makes one.")
     if path.stat().st_size > LARGEST_BYTES:
         raise ValueError(f"{path} is larger than a manifest can be ({path.stat().st_size} bytes).")
     raw = path.read_bytes()
     try:
-        content = json.loads(raw)  # takes surrogates, of which names of files may hold some
+        content = json.loads(raw)  # accepts the surrogates that file names may contain
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}). {LOST_MANIFEST}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe a {FORMAT}.")
-    if content.get("version") not in READ_VERSIONS or type(content["version"]) is not int:
+    if type(content.get("version")) is not int or content["version"] != VERSION:
         raise ValueError(
-            f"{path} has format version {content.get('version')!r}; this qsft reads versions up to {VERSION}. "
+            f"{path} has format version {content.get('version')!r}; this qsft reads version {VERSION}. "
             "Use the qsft that wrote it, or build the cache again in a new directory."
         )
     manifest = _parse(content, path)
-    if manifest.render() != raw:
+    if manifest.to_bytes() != raw:
         raise ValueError(f"{path} was altered: its checksum does not match. {LOST_MANIFEST}")
     return manifest
 
 
-def create_manifest(directory: Path, identity: Identity, version: int = VERSION) -> Manifest:
-    """The manifest of a new cache; of captures that start at once exactly one writes it, and all get that one."""
+def is_cache(directory: str | Path) -> bool:
+    """Whether a directory holds the manifest of a teacher cache."""
+    try:
+        return Path(directory, MANIFEST).is_file()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            shown = str(directory)
+            raise ValueError(f"the path {shown[:60]}… has {len(shown)} characters, too many for a path.") from error
+        raise
+
+
+def create_manifest(directory: Path, identity: Identity) -> Manifest:
+    """The manifest of a new cache. Of captures that start at once exactly one writes it, and all return that one."""
     versions = {name: str(import_module(name).__version__) for name in LIBRARIES}
-    manifest = Manifest(identity, {"python": platform.python_version()} | versions, version=version)
-    publish(directory / MANIFEST, manifest.render(), exclusive=True, what="the teacher cache")
+    manifest = Manifest(identity, {"python": platform.python_version(), **versions})
+    publish(directory / MANIFEST, manifest.to_bytes(), exclusive=True, what="the teacher cache")
     return read_manifest(directory)
 
 
 def recover_manifest(directory: Path) -> bool:
     """Whether there is a manifest, after a lost one was written again: every shard knows the cache's identity."""
-    shards = published(directory)
-    if shards and not (directory / MANIFEST).is_file():
-        first = Shard(shards[0])
-        create_manifest(directory, Identity.read(first.identity), first.version)
-    return (directory / MANIFEST).is_file()
+    if is_cache(directory):
+        return True
+    shards = published_shards(directory)
+    if not shards:
+        return False
+    create_manifest(directory, Identity.from_json(Shard(shards[0]).identity))
+    return True
 
 
 def refresh_manifest(directory: Path) -> None:
-    """Bring the list of shards and the measured facts up to date; nothing is written when they are."""
+    """Bring the list of shards and the statistics up to date; nothing is written when they are."""
     if not recover_manifest(directory):
         return
-    manifest, shards = read_manifest(directory), [Shard(path) for path in published(directory)]
-    sizes = [(len(shard), int(shard.rows.sum()), shard.path.stat().st_size) for shard in shards]
-    entries = {shard.path.name: dict(zip(SIZES, size)) for shard, size in zip(shards, sizes)}
-    measured = sum((shard.facts for shard in shards), Facts()).summary(sum(size[-1] for size in sizes))
-    current = replace(manifest, shards=entries, measured=measured)
+    manifest = read_manifest(directory)
+    entries = {}
+    statistics = ShardStatistics()
+    for path in published_shards(directory):
+        shard = Shard(path)
+        entries[path.name] = {
+            "documents": len(shard),
+            "label_tokens": int(shard.positions.sum()),
+            "bytes": path.stat().st_size,
+        }
+        statistics += shard.statistics
+    total_bytes = sum(entry["bytes"] for entry in entries.values())
+    current = replace(manifest, shards=entries, measured=statistics.summary(total_bytes))
     if current != manifest:
-        publish(directory / MANIFEST, current.render(), what="the teacher cache")
+        publish(directory / MANIFEST, current.to_bytes(), what="the teacher cache")
 
 
 def _parse(content: dict[str, Any], path: Path) -> Manifest:
-    parts = {name: content.get(name) for name in ("libraries", "shards", "measured")}
     try:
+        parts = {name: content.get(name) for name in ("libraries", "shards", "measured")}
         if not all(isinstance(part, dict) for part in parts.values()):
             raise ValueError("libraries, shards and measured must be objects")
-        manifest = Manifest(Identity.read(content.get("identity")), **parts, version=content["version"])  # type: ignore[arg-type]
+        manifest = Manifest(Identity.from_json(content.get("identity")), **parts)  # type: ignore[arg-type]
         for name, entry in manifest.shards.items():
-            if not NAME.fullmatch(name):  # a plain file of this directory
-                raise ValueError(f"it lists {name!r}, which is not the name of a shard")
-            sizes = [entry.get(key) for key in SIZES] if isinstance(entry, dict) else [None]
-            if not all(type(size) is int and 0 < size < 2**50 for size in sizes):
-                raise ValueError(f"it lists impossible sizes for {name}: {entry}")
+            _check_entry(name, entry)
         if not all(type(value) in (int, float) for value in manifest.measured.values()):
-            raise ValueError("it measured something that is no number")
+            raise ValueError("it measured something that is not a number")
         if not all(isinstance(value, str) for value in manifest.libraries.values()):
-            raise ValueError("it names a library's version that is no text")
+            raise ValueError("a library's version is not a string")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be right: {error}. {LOST_MANIFEST}") from error
+        raise ValueError(f"{path} is invalid: {error}. {LOST_MANIFEST}") from error
     return manifest
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
-    """JSON with the digest of everything before as its last line."""
-    return _render(content | {"checksum": digest(_render(content))})
+def _check_entry(name: str, entry: object) -> None:
+    if not SHARD_NAME.fullmatch(name):  # only plain files of this directory
+        raise ValueError(f"it lists {name!r}, which is not the name of a shard")
+    sizes = [entry.get(key) for key in SHARD_SIZES] if isinstance(entry, dict) else [None]
+    if not all(type(size) is int and 0 < size < 2**50 for size in sizes):
+        raise ValueError(f"it lists impossible sizes for {name}: {entry}")
 
 
-def _render(content: dict[str, Any]) -> bytes:
+def sealed_json(content: dict[str, Any]) -> bytes:
+    """JSON with the digest of everything before as its last entry."""
+    return render_json(content | {"checksum": digest(render_json(content))})
+
+
+def render_json(content: dict[str, Any]) -> bytes:
     return json.dumps(content, indent=2, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"

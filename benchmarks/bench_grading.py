@@ -65,18 +65,18 @@ def with_math_verify() -> list[bool]:
 
 def with_qsft() -> list[bool]:
     """As `Judges` does it with one process, without the pipe: equal pairs of gold and boxed answer once."""
-    from qsft.evals import answers
-    from qsft.evals.grade import last_boxed
-    from qsft.evals.judge import judge_in_time
+    from qsft.evals.grading import math_answers
+    from qsft.evals.grading.boxes import last_boxed
+    from qsft.evals.grading.worker import grade_in_time
 
-    for cached in (answers.same_answer, answers.plain, answers._parse):
+    for cached in (math_answers.same_answer, math_answers.plain, math_answers._parse):
         cached.cache_clear()
     known: dict[tuple[str, str], bool] = {}
     found = []
     for text, gold in pairs():
         key = gold, last_boxed(text) or ""
         if key not in known:
-            known[key] = judge_in_time({"answer": key[1], "gold": gold}, 5.0)["correct"]
+            known[key] = grade_in_time({"answer": key[1], "gold": gold}, 5.0)["correct"]
         found.append(known[key])
     return found
 

@@ -26,7 +26,7 @@ _HOME = {
     "TeacherCollator": "qsft.train.collator",
     "TargetSFTTrainer": "qsft.train.trainer",
     "evaluate": "qsft.evals.evaluate",
-    "grade": "qsft.evals.grade",
+    "grade": "qsft.evals.grading.pool",
 }
 
 __all__ = ["__version__", *_HOME]

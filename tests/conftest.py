@@ -109,7 +109,7 @@ def sum_model(learned):
 @pytest.fixture(scope="session")
 def judges():
     """Grading processes, started once: each imports sympy for seconds."""
-    from qsft.evals.judge import Judges
+    from qsft.evals.grading.pool import Judges
 
     with Judges() as shared:
         yield shared

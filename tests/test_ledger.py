@@ -1,10 +1,11 @@
 """The ledger: nothing is computed twice, nothing is lost, every process's share is read."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
-from qsft.ledger import Ledger
+from qsft.ledger import Ledger, changed_settings, move_aside, seal
 
 
 def group(rank=0, count=1):
@@ -47,7 +48,7 @@ def test_a_torn_line_is_computed_again(tmp_path):
     list(ledger.append("s", made(KEYS)))
     text = (tmp_path / "s.jsonl").read_text()
     (tmp_path / "s.jsonl").write_text(text[:-5])
-    assert ledger.fill("s", KEYS, made) == {(r["problem"], r["sample"]): r for r in made(KEYS)}
+    assert ledger.fill("s", KEYS, made) == {(r["problem"], r["sample"]): seal(r) for r in made(KEYS)}
 
 
 def test_stages_with_odd_names_do_not_meet(tmp_path):
@@ -65,9 +66,41 @@ def test_names_that_leave_the_directory_are_refused(tmp_path, name):
         Ledger(tmp_path, group()).read(name)
 
 
-def test_files_of_version_0_1_are_read(tmp_path):
-    (tmp_path / "s.jsonl").write_text('{"document": "a", "sample": 0}\n')
-    assert list(Ledger(tmp_path, group()).read("s")) == [("a", 0)]
-    (tmp_path / "s.jsonl").write_text('{"sample": 0}\n')
-    with pytest.raises(ValueError, match="no 'document'"):
-        Ledger(tmp_path, group()).read("s")
+def test_a_damaged_record_and_one_without_a_key_are_named(tmp_path):
+    ledger = Ledger(tmp_path, group())
+    list(ledger.append("s", made(KEYS)))
+    file = tmp_path / "s.jsonl"
+    whole = file.read_text()
+    file.write_text(whole.replace("b1", "b7", 1))
+    with pytest.raises(ValueError, match=r"s.jsonl: record 4 is damaged"):
+        ledger.read("s")
+    file.write_text(json.dumps(seal({"sample": 0})) + "\n")
+    with pytest.raises(ValueError, match="a record has no 'problem'"):
+        ledger.read("s")
+
+
+def test_existing_and_new_records_are_observed(tmp_path):
+    ledger = Ledger(tmp_path, group())
+    list(ledger.append("s", made(KEYS[:2])))
+    existing = []
+    new = []
+    ledger.fill("s", KEYS, made, on_existing=existing.append, on_new=new.append)
+    assert [one["text"] for one in existing] == ["a0", "a1"]
+    assert [one["text"] for one in new] == ["b0", "b1", "c0", "c1"]
+
+
+def test_changed_settings_are_named_unless_they_are_allowed():
+    recorded = {"seed": 0, "model": "a", "extra": 1}
+    assert changed_settings(recorded, {"seed": 1, "model": "a", "n": 2}, allowed=["n"]) == ["seed was 0, is 1"]
+    assert changed_settings(recorded, {"n": 2}) == ["n was None, is 2"]
+
+
+def test_old_work_is_moved_aside_and_never_deleted(tmp_path):
+    work = tmp_path / "run"
+    for number in (1, 2):
+        (work / "generations").mkdir(parents=True, exist_ok=True)
+        (work / "generations" / "s.jsonl").write_text(str(number))
+        moved = move_aside(work, [work / "generations" / "s.jsonl", work / "missing"])
+        assert moved == tmp_path / "run.previous" / str(number)
+        assert (moved / "generations" / "s.jsonl").read_text() == str(number)
+    assert move_aside(work, [work / "missing"]) is None

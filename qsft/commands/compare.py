@@ -8,26 +8,26 @@ HELP = "compare evaluations: paired differences with intervals"
 DESCRIPTION = "Each run is compared with the first one, problem by problem."
 EXAMPLES = """\
 examples:
-  qsft compare runs/sft runs/target                 directories of trained models, or of their evaluations
-  qsft compare base runs/sft runs/target            base: their student as it was before training
-  qsft compare runs/sft/_eval runs/dft/_eval runs/target/_eval
-  qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target --paper numina_qwen_math_1p5b
-  qsft compare runs/sft runs/target --paper published.json
+  qsft compare runs/sft runs/target_sft              directories of trained models, or of their evaluations
+  qsft compare base runs/sft runs/target_sft         base: their student before training
+  qsft compare runs/sft/_eval runs/dft/_eval
+  qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target_sft --paper numina_qwen_math_1p5b
+  qsft compare runs/sft runs/target_sft --paper published.json
 
---paper puts published numbers beside, in per cent, and the lenient score beside the strict one: those of a recipe of
-the paper, which come with qsft, or of a file, under the names of tasks; averages are recomputed:
+--paper shows published numbers, in percent, and the lenient score: those of a recipe of the paper, which come with
+qsft, or of a file, under the names of tasks; averages are recomputed:
   {"rows": {"SFT": {"math500": 61.2, "aime24": 7.5}, "Target-SFT": {"math500": …}}}
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of an evaluation, or of a model that has one")
-    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to put beside")
-    parser.add_argument("--output_dir", default="comparison", help="where table and plot are written (%(default)s)")
+    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to show")
+    parser.add_argument("--output_dir", default="comparison", help="where table and page are written (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
-    from qsft.evals.comparison import compare
+    from qsft.evals.compare import compare
     from qsft.experiments.find_evaluations import find_evaluations
 
     runs = find_evaluations(args.runs)

@@ -101,7 +101,7 @@ class CurationContext:
             "name": model.name,
             **model.identity(),
             "data": {"dataset": data.dataset_name, "data_dir": data.data_dir, "split": data.dataset_train_split},
-            "verifier": None if method in UNVERIFIED else self.options.verifier or "qsft.evals.grade:grade",
+            "verifier": None if method in UNVERIFIED else self.options.verifier or "qsft.grade",
             # Rounds train with the recipe's values, so a star that was started with others is another star.
             **({"training": dict(self.material.training)} if method == "star" else {}),
             "problems": digest_json([[one.id, str(one.gold), one.response] for one in exercises]),
@@ -165,7 +165,7 @@ class CurationContext:
                     kept = f", {right / count:.1%} right so far" if "right" in record else ""
                     progress.advance(1, f"{progress.per_second(tokens):,.0f} tokens/s{kept}")
 
-        records = self.ledger.fill(stage, keys, shown, self.watch)
+        records = self.ledger.fill(stage, keys, shown, on_new=self.watch)
         return {exercise: [records[name, i] for i in range(n)] for name, exercise in by_id.items()}
 
     def tally(self, records: Sequence[Record]) -> None:

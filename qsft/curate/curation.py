@@ -19,7 +19,7 @@ from qsft import __version__
 from qsft.curate.catalogue import Options, check_settings, find_method
 from qsft.curate.context import CurationContext, Material
 from qsft.curate.exercises import Exercise, Kept, load_function
-from qsft.evals.judge import Judges
+from qsft.evals.grading.pool import Judges
 from qsft.files import TEMPORARY, read_json, write_json, write_lines
 from qsft.ledger import Ledger, Record
 from qsft.processes import Group

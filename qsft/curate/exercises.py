@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from qsft.data.prompts import document, encode, find_preset, response_ids
 from qsft.data.sources import Row, field_of
-from qsft.evals.answers import extract
+from qsft.evals.grading.math_answers import extract
 from qsft.fingerprints import digest_json
 from qsft.targets.view import IGNORED
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from qsft.demo import world
 from qsft.demo.world import ADDING, EQUALS, IDS, MULTIPLYING, NUMBERS, OPERATIONS, STEPS, ClockProblem, encode
 from qsft.evals.evaluate import evaluate
-from qsft.evals.grade import Grade
+from qsft.evals.grading.grade import Grade
 from qsft.evals.protocol import Protocol
 from qsft.evals.tasks import Problem, Task
 from qsft.inference.sampling import Generation

@@ -1,11 +1,8 @@
-"""evaluate(): sample what is missing, grade, report. It can be killed and continued, and rescored without a model.
+"""evaluate(): sample what is missing, grade, report. A killed evaluation continues; rescore() needs no model."""
 
-An evaluation's directory: settings.json, generations/<task>.jsonl, grades/<task>.jsonl, problems/<task>.jsonl,
-summary.json, summary.md, report.html.
-"""
-
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,24 +10,28 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from qsft.data.prompts import encode
-from qsft.evals.eval_directory import EvalDirectory, Grading, TaskRun
-from qsft.evals.grade import Grade
-from qsft.evals.judge import Judges
+from qsft.evals.eval_directory import SETTINGS, EvalDirectory, TaskSettings
+from qsft.evals.grading.grade import Grade
+from qsft.evals.grading.pool import Judges, check_math_verify
+from qsft.evals.problems import load_problems
 from qsft.evals.protocol import Protocol, find_protocol
-from qsft.evals.report import Report, make_report
-from qsft.evals.tasks import Wanted, find_tasks, listed, load_problems
-from qsft.files import read_json, shown
+from qsft.evals.report import Report, summarize
+from qsft.evals.task_run import Grading, TaskRun
+from qsft.evals.tasks import Task, TaskNames, find_tasks, list_tasks
+from qsft.files import shown
 from qsft.inference.model import InferenceModel
-from qsft.inference.sampling import Request
+from qsft.inference.sampling import Generation, Request
 from qsft.inference.vllm_engine import EngineOptions
-from qsft.ledger import Key, Record
+from qsft.ledger import Key, Record, changed_settings
 from qsft.processes import Group
 from qsft.progress import Progress
+
+START_AGAIN = "Choose another --output_dir, or pass --overwrite, which moves them aside and starts again."
 
 
 def evaluate(
     model: str | Path | PreTrainedModel,
-    tasks: Wanted = "math",
+    tasks: TaskNames = "math",
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     protocol: str | Protocol | None = None,
@@ -43,173 +44,226 @@ def evaluate(
     tensor_parallel_size: int = 1,
     engine: Mapping[str, Any] | None = None,
     seed_requests: bool = True,
-    fresh: bool = False,
+    overwrite: bool = False,
     silent: bool = False,
     **changes: Any,
 ) -> Report:
-    """The report of a model on tasks; with an output_dir, what was generated before is continued.
+    """Evaluate a model on tasks and return the report; with an output_dir, an earlier evaluation is continued.
 
-    model: a path, a hub id, or a model in memory with its tokenizer. tasks: math, medical, names, JSONL files, Task
-    objects. protocol: a name (paper-math, paper-math-7b-openr1, paper-medical, avg16) or a Protocol; None is the
-    paper's for the kind of task; further keywords change single settings (num_samples=4, prompt="plain", …).
-    engine: further arguments of vLLM's engine (gpu_memory_utilization=0.8, enforce_eager=True, …). Its requests have
-    seeds of their own unless seed_requests is off: faster there, but not repeatable.
+    Args:
+        model: a path, a hub id, the directory of a LoRA adapter, or a model in memory with its tokenizer.
+        tasks: math, medical, names, JSONL files, or Task objects.
+        protocol: a name or a Protocol; None is the default for the kind of task (paper-math, li-medical).
+        output_dir: where generations, grades and report are written; None keeps nothing.
+        data_dir: directory of local <task>.jsonl files, instead of the hub.
+        limit: only the first so many problems of each task.
+        backend: auto, transformers or vllm.
+        dtype: float32, bfloat16, …; auto is bfloat16 on a GPU.
+        batch_size: sequences at once with transformers; None is as many as memory allows.
+        tensor_parallel_size: GPUs that vLLM spreads one model over.
+        engine: further arguments of vLLM's engine, for example {"gpu_memory_utilization": 0.8}.
+        seed_requests: vLLM: give every sample its own seed. Without seeds it is faster, but not repeatable.
+        overwrite: move earlier results of these tasks aside and start again.
+        changes: settings that replace those of the protocol: num_samples=4, prompt="plain", …
+
+    Raises:
+        ValueError: if output_dir has generations of these tasks that were made with other settings.
     """
-    wanted, group = find_tasks(tasks), Group()
+    found = find_tasks(tasks)
+    group = Group()
     if output_dir is None and group.count > 1:
         raise ValueError(f"{group.count} processes share their generations through files: set output_dir.")
-    subject = InferenceModel(
-        model,
-        tokenizer,
-        backend,
-        dtype,
-        batch_size,
-        engine=EngineOptions(tensor_parallel_size=tensor_parallel_size, engine_args=engine or {}),
-        seed_requests=seed_requests,
-        device=group.device,
-        num_processes=group.count,
-    )
-    runs = []
-    for task in wanted:
-        chosen = find_protocol(protocol, changes, multiple_choice=task.multiple_choice)
-        runs.append(run := TaskRun(task, load_problems(task, data_dir, limit), chosen))
-        subject.limit_context(encode_prompts(run, subject).values(), run.protocol.max_new_tokens)
+    if any(task.grader is None for task in found):
+        check_math_verify()  # before anything is generated
     with TemporaryDirectory() if output_dir is None else nullcontext(output_dir) as directory, Judges() as judges:
+        subject = InferenceModel(
+            model,
+            tokenizer,
+            backend,
+            dtype,
+            batch_size,
+            engine=EngineOptions(tensor_parallel_size=tensor_parallel_size, engine_args=engine or {}),
+            seed_requests=seed_requests,
+            device=group.device,
+            num_processes=group.count,
+        )
+        runs = []
+        for task in found:
+            chosen = find_protocol(protocol, changes, multiple_choice=task.multiple_choice)
+            run = TaskRun(task, load_problems(task, data_dir, limit), chosen)
+            runs.append(run)
+            if subject.backend == "vllm":
+                subject.limit_context(encode_prompts(run, subject).values(), chosen.max_new_tokens)
         files = EvalDirectory(directory, group)
         if group.rank == 0:
-            record = subject.identity() if output_dir is not None else {}  # digesting weights takes its time
-            agree_on_settings(files, runs, describe_model(subject), record, data_dir, fresh)
+            # Digesting the weights takes time, and nobody can continue what is not kept.
+            identity = subject.identity() if output_dir is not None else {}
+            start_tasks(files, runs, subject, identity, data_dir, overwrite)
         group.wait()
-        grading = [draw(run, subject, files, judges, silent) for run in runs]
-        grades = {one.run.name: dict(group.gather(one.grades())) for one in grading}
-        report = conclude(runs, files, grades, keep=output_dir is not None) if group.rank == 0 else None
+        grading = [sample_task(run, subject, files, judges, silent) for run in runs]
+        for one in grading:
+            grades = dict(group.gather(one.grades()))
+            if group.rank == 0:
+                write_grades(files, one.run, grades)
         group.wait()
-        return report or Report(read_json(files.path / "summary.json", "Rerun the command."))
+        report = summarize(directory)
+        if group.rank == 0 and output_dir is not None:
+            report.write(files.path)
+        group.wait()
+        return report
 
 
 def rescore(
-    output_dir: str | Path, tasks: Wanted | None = None, *, data_dir: str | Path | None = None, rule: str | None = None
+    output_dir: str | Path,
+    tasks: TaskNames | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    rule: str | None = None,
 ) -> Report:
-    """The report of generations that are already there, graded again; needs no model.
+    """Grade existing generations again and return the report; needs no model.
 
-    tasks: None is all of the run's. Their rows are read from where they were read then, unless data_dir says otherwise.
+    Args:
+        tasks: None is all tasks of the evaluation.
+        data_dir: where to read the problems; by default where they were read before.
+        rule: another rule for multiple choice: boxed, li or m1.
+
+    Raises:
+        FileNotFoundError: if the directory has no evaluation.
     """
-    files, where = EvalDirectory(output_dir), shown(output_dir)
-    recorded = files.settings()
-    if not recorded:
-        raise FileNotFoundError(f"{where} holds no evaluation (settings.json is missing), so nothing to rescore.")
-    asked = list(recorded) if tasks is None else listed(tasks)
-    named = [recorded.get(one, {}).get("path") or one if isinstance(one, str) else one for one in asked]
-    runs = []
-    for task in find_tasks(named):
-        if task.name not in recorded:
-            raise ValueError(f"{where} holds no generations of {task.name!r}, only of {', '.join(recorded)}.")
-        settings = recorded[task.name]
-        chosen = find_protocol(Protocol(**settings["protocol"]), {"rule": rule} if rule else {})
-        runs.append(TaskRun(task, load_problems(task, data_dir or settings.get("data_dir"), settings["limit"]), chosen))
-        settings["protocol"] = chosen.record()  # comparisons read which rule made the grades
-    files.write_settings(recorded)
+    files = EvalDirectory(output_dir)
+    settings = files.settings()
+    if not settings:
+        raise FileNotFoundError(
+            f"{shown(output_dir)} has no evaluation ({SETTINGS} is missing), so nothing to rescore."
+        )
     with Judges() as judges:
-        grading = [Grading(run, judges, files.finish(run)) for run in runs]
-        return conclude(runs, files, {one.run.name: dict(one.grades()) for one in grading})
+        for task in _recorded_tasks(tasks, settings, output_dir):
+            recorded = settings[task.name]
+            protocol = Protocol(**{**recorded.protocol, "stop": tuple(recorded.protocol["stop"])})
+            protocol = find_protocol(protocol, {} if rule is None else {"rule": rule})
+            problems = load_problems(task, data_dir or recorded.data_dir, recorded.num_problems)
+            run = TaskRun(task, problems, protocol)
+            grading = Grading(run, judges)
+            for generation in files.complete_generations(run):
+                grading.submit(generation)
+            settings[task.name] = replace(recorded, protocol=protocol.record())
+            files.write_problems(task.name, problems)
+            write_grades(files, run, dict(grading.grades()))
+        files.write_settings(settings)
+    report = summarize(output_dir)
+    report.write(files.path)
+    return report
 
 
-def agree_on_settings(
-    files: EvalDirectory, runs: list[TaskRun], about: Record, record: Record, data_dir: str | Path | None, fresh: bool
+def _recorded_tasks(
+    tasks: TaskNames | None, settings: Mapping[str, TaskSettings], output_dir: str | Path
+) -> list[Task]:
+    """The tasks to rescore; those given by name are found where they were read before."""
+    names = list(settings) if tasks is None else list_tasks(tasks)
+    located = []
+    for name in names:
+        recorded = settings.get(name) if isinstance(name, str) else None
+        located.append(recorded.path if recorded is not None and recorded.path is not None else name)
+    found = find_tasks(located)
+    for task in found:
+        if task.name not in settings:
+            raise ValueError(f"{shown(output_dir)} has no generations of {task.name!r}, only of {', '.join(settings)}.")
+    return found
+
+
+def start_tasks(
+    files: EvalDirectory,
+    runs: Sequence[TaskRun],
+    subject: InferenceModel,
+    identity: Mapping[str, Any],
+    data_dir: str | Path | None,
+    overwrite: bool,
 ) -> None:
-    """Refuse to continue generations that other settings made; record the settings of this run."""
-    recorded = files.settings()
+    """Record the settings and problems of these tasks; ValueError if existing generations have other settings."""
+    settings = files.settings()
+    if overwrite:
+        files.discard([run.name for run in runs])
     for run in runs:
-        if fresh:
-            files.generations.remove(run.name)
         files.generations.repair(run.name)
-        if files.generations.holds(run.name):  # a run that failed to start left settings, but no generations
-            _refuse_change(run, record, recorded.get(run.name), shown(files.path))
-        recorded[run.name] = {
-            "about": about,
-            "made_by": {**record, **run.record()},
-            "protocol": run.protocol.record(),
-            "limit": len(run.problems),
-            "path": run.task.path and str(run.task.path.resolve()),
-            "data_dir": data_dir and str(Path(data_dir).resolve()),
-        }
-    files.write_settings(recorded)
+        # An evaluation that failed to start left settings, but no generations: it does not bind the next one.
+        if files.generations.has_records(run.name):
+            check_unchanged(run, identity, settings.get(run.name), shown(files.path))
+    for run in runs:
+        settings.pop(run.name, None)  # the tasks evaluated last stand last
+        settings[run.name] = TaskSettings(
+            model=describe_model(subject),
+            made_by={**identity, **run.sampling_settings()},
+            protocol=run.protocol.record(),
+            task=run.task.facts(),
+            num_problems=len(run.problems),
+            path=None if run.task.path is None else str(run.task.path.resolve()),
+            data_dir=None if data_dir is None else str(Path(data_dir).resolve()),
+        )
+        files.write_problems(run.name, run.problems)
+    files.write_settings(settings)
 
 
-def _refuse_change(run: TaskRun, record: Record, recorded: Record | None, directory: str) -> None:
-    """More samples or problems add to what is there, fewer would delete."""
-    what = f"{directory} holds generations of {run.name!r}"
-    ways_out = "Give another --output_dir, or --fresh to delete them and start again."
+def check_unchanged(run: TaskRun, identity: Mapping[str, Any], recorded: TaskSettings | None, directory: str) -> None:
+    """Raise ValueError if generations were made with other settings; more samples or problems only add to them."""
+    what = f"{directory} has generations of {run.name!r}"
     if recorded is None:
-        raise ValueError(f"{what}, but its settings.json does not say what made them. {ways_out}")
-    old = {"limit": recorded["limit"], **recorded["made_by"]}
-    new = {"limit": len(run.problems), **record, **run.record(recorded["limit"])}
-    free = {key for key in ("limit", "num_samples") if new[key] > old[key]}
-    free |= {"prompts"} if new["limit"] < old["limit"] else set()  # of all of them, of which only some are here
-    differ = [key for key in new if key not in free and old.get(key) != new[key]]
-    changed = [f"{key} was {old.get(key)!r}, is {new[key]!r}" for key in differ]
+        raise ValueError(f"{what}, but its {SETTINGS} does not say what made them. {START_AGAIN}")
+    old = {"limit": recorded.num_problems, **recorded.made_by}
+    new = {"limit": len(run.problems), **identity, **run.sampling_settings(recorded.num_problems)}
+    allowed = {key for key in ("limit", "num_samples") if new[key] > old[key]}
+    if new["limit"] < old["limit"]:
+        allowed.add("prompts")  # a digest of prompts of which only some are here; the limit itself is reported
+    changed = changed_settings(old, new, allowed=allowed)
     if changed:
-        raise ValueError(f"{what} made with other settings: {'; '.join(changed)}. {ways_out}")
+        raise ValueError(f"{what} made with other settings: {'; '.join(changed)}. {START_AGAIN}")
 
 
-def draw(run: TaskRun, subject: InferenceModel, files: EvalDirectory, judges: Judges, silent: bool) -> Grading:
-    """Sample this process's share of what is missing, grading as it comes."""
-    done, share, group = files.drawn(run), files.generations.share(run.keys), files.group
-    group.wait()  # nobody appends while another still reads
-    grading = Grading(run, judges, (done[key] for key in share if key in done))
-    missing = [key for key in share if key not in done]
-    if not missing:
-        return grading
-    ids = encode_prompts(run, subject)
-    requests = [Request(problem, sample, ids[problem]) for problem, sample in missing]
-    drawn = files.append(run, subject.sampler(run.protocol).sample(requests))
-    show, before, tokens = not silent and group.rank == 0, len(share) - len(missing), 0
-    with Progress(run.name, len(share), "samples", done=before, show=show) as progress:
-        for generation in drawn:
-            grading.submit(generation)
-            tokens += generation.tokens
-            progress.advance(1, f"{progress.per_second(tokens):,.0f} tokens/s{grading.so_far()}")
+def sample_task(run: TaskRun, subject: InferenceModel, files: EvalDirectory, judges: Judges, silent: bool) -> Grading:
+    """Sample this process's share of what is missing, and grade its share while the samples are drawn."""
+    grading = Grading(run, judges)
+    digests = run.sample_digests(files.settings()[run.name].made_by)
+    share = files.generations.share(run.keys)
+
+    def check_and_grade(record: Record) -> None:
+        grading.submit(files.check_generation(record, run, digests))
+
+    def sample(missing: Sequence[Key]) -> Iterator[Record]:
+        prompts = encode_prompts(run, subject)
+        requests = [Request(problem, number, prompts[problem]) for problem, number in missing]
+        tokens = 0
+        existing = len(share) - len(missing)
+        show = not silent and files.group.rank == 0
+        with Progress(run.name, len(share), "samples", done=existing, show=show) as progress:
+            for generation in subject.sampler(run.protocol).sample(requests):
+                yield {**generation.record(), "settings": digests[generation.problem]}
+                tokens += generation.tokens
+                rate = progress.per_second(tokens)
+                progress.advance(1, f"{rate:,.0f} tokens/s{grading.accuracy_so_far()}")
+
+    def grade_new(record: Record) -> None:
+        grading.submit(Generation.from_record(record))
+
+    files.generations.fill(run.name, run.keys, sample, on_existing=check_and_grade, on_new=grade_new)
     return grading
 
 
+def write_grades(files: EvalDirectory, run: TaskRun, grades: Mapping[Key, Grade]) -> None:
+    """Write the grades of a run in the order of its keys."""
+    files.write_grades(run.name, {key: grades[key] for key in run.keys})
+
+
 def encode_prompts(run: TaskRun, subject: InferenceModel) -> dict[str, tuple[int, ...]]:
+    """The token ids of each problem's prompt."""
     tokenizer = subject.load_tokenizer()
     return {problem: tuple(encode(tokenizer, prompt)) for problem, prompt in run.prompts.items()}
 
 
-def describe_model(subject: InferenceModel) -> Record:
+def describe_model(subject: InferenceModel) -> dict[str, Any]:
+    """What a report says about the model."""
     return {
         "model": subject.name,
         "context": subject.context_length,
         "backend": subject.backend,
         "dtype": subject.dtype,
-        "independent": subject.samples_are_reproducible,
+        "reproducible": subject.samples_are_reproducible,
     }
-
-
-def conclude(
-    runs: Sequence[TaskRun], files: EvalDirectory, grades: Mapping[str, Mapping[Key, Grade]], *, keep: bool = True
-) -> Report:
-    """The report over complete generations and those of the directory's other tasks, written if it is to be kept."""
-    settings, before = files.settings(), dict[str, Any]()
-    with suppress(OSError, ValueError):  # the report written last, as far as it can be read
-        before = read_json(files.path / "summary.json", "")
-    about = settings[runs[0].name]["about"]
-    said = {name: one["protocol"] for name, one in settings.items()} | before.get("settings", {}).get("tasks", {})
-    notes = {name: one.get("notes", []) for name, one in before.get("tasks", {}).items()}
-    results = {}
-    for run in runs:
-        results[run.name] = result = run.result(files.finish(run), grades[run.name])
-        files.write_result(result)
-        settings[run.name]["reading"] = result.reading
-        task, notes[run.name] = run.task, run.notes(result, about)
-        rows = {"hub": task.hub, "split": task.split, "source": task.source, "published_rows": task.rows}
-        said[run.name] = {**run.protocol.record(), **rows}
-    files.write_settings(settings)
-    others, left_out = files.other_results(list(results), settings)
-    order = [name for name in settings if name in results or name in others]
-    told = {**about, "tasks": {name: said[name] for name in order}}
-    report = make_report([{**others, **results}[name] for name in order], told, notes, left_out)
-    if keep:
-        report.write(files.path)
-    return report

@@ -4,42 +4,77 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from qsft.evals.grade import find_rule
+from qsft.evals.grading.multiple_choice import check_rule
 from qsft.inference.sampling import Sampling
 from qsft.validation import did_you_mean
 
 
 @dataclass(frozen=True)
 class Protocol(Sampling):
-    """Sampling, the prompt preset, and the rule that reads a multiple-choice answer."""
+    """Sampling settings, the prompt preset, and the rule that reads multiple-choice responses (boxed, li or m1)."""
 
     prompt: str = "boxed"
     rule: str = "boxed"
 
     def record(self) -> dict[str, Any]:
+        """The protocol as JSON."""
         return {**asdict(self), "stop": list(self.stop)}
 
 
-PROTOCOLS = {
-    "paper-math": Protocol(),
-    # KD and Target-SFT on Qwen2.5-Math-7B trained on openr1, by the paper's exception
-    "paper-math-7b-openr1": Protocol(temperature=0.7, top_p=0.8),
-    "paper-medical": Protocol(num_samples=1, temperature=0.0, max_new_tokens=8000, rule="paper"),
-    "avg16": Protocol(),
-}
+PROTOCOLS: dict[str, Protocol] = {}
+PROTOCOL_TITLES: dict[str, str] = {}
+
+
+def register_protocol(name: str, protocol: Protocol, *, title: str) -> None:
+    """Make a protocol available under a name; `title` is one line for help and tables."""
+    PROTOCOLS[name] = protocol
+    PROTOCOL_TITLES[name] = title
+
+
+register_protocol("paper-math", Protocol(), title="Average@16 at temperature 1, at most 4,096 tokens")
+register_protocol(
+    "paper-math-7b-openr1",
+    Protocol(temperature=0.7, top_p=0.8),
+    title="Average@16 at temperature 0.7, top_p 0.8: the paper's exception for KD and Target-SFT in that setting",
+)
+register_protocol(
+    "paper-medical",
+    Protocol(rule="li"),
+    title="Average@16 at temperature 1, at most 4,096 tokens: what the paper's text says",
+)
+register_protocol(
+    "li-medical",
+    Protocol(num_samples=1, temperature=0.0, max_new_tokens=8000, rule="li"),
+    title="one greedy response, at most 8,000 tokens: what the paper's printed medical numbers come from",
+)
+DEFAULT_MATH = "paper-math"
+DEFAULT_MULTIPLE_CHOICE = "li-medical"
 
 
 def find_protocol(
-    wanted: "str | Protocol | None", changes: Mapping[str, Any] | None = None, *, multiple_choice: bool = False
+    protocol: "str | Protocol | None", changes: Mapping[str, Any] | None = None, *, multiple_choice: bool = False
 ) -> Protocol:
-    """The protocol of that name with single settings changed; None is the paper's for the kind of task."""
-    if wanted is None:
-        wanted = "paper-medical" if multiple_choice else "paper-math"
-    if isinstance(wanted, str) and wanted not in PROTOCOLS:
-        guess = did_you_mean(wanted, PROTOCOLS)
-        raise ValueError(f"unknown protocol {wanted!r}.{guess} Known: {', '.join(PROTOCOLS)}.")
+    """The protocol of that name with single settings changed.
+
+    Args:
+        protocol: None is the default for the kind of task: paper-math, or li-medical for multiple choice.
+        changes: settings that replace those of the protocol.
+
+    Raises:
+        ValueError: for an unknown name, setting or rule.
+    """
+    if protocol is None:
+        protocol = DEFAULT_MULTIPLE_CHOICE if multiple_choice else DEFAULT_MATH
+    if isinstance(protocol, str):
+        if protocol not in PROTOCOLS:
+            guess = did_you_mean(protocol, PROTOCOLS)
+            raise ValueError(f"unknown protocol {protocol!r}.{guess} Known: {', '.join(PROTOCOLS)}.")
+        protocol = PROTOCOLS[protocol]
     known = [item.name for item in fields(Protocol)]
-    if unknown := [name for name in changes or {} if name not in known]:
-        raise ValueError(f"unknown setting {min(unknown)!r} of a protocol. Known: {', '.join(known)}.")
-    protocol = replace(PROTOCOLS[wanted] if isinstance(wanted, str) else wanted, **dict(changes or {}))
-    return replace(protocol, rule=find_rule(protocol.rule))
+    for name in changes or {}:
+        if name not in known:
+            guess = did_you_mean(name, known)
+            raise ValueError(f"unknown setting {name!r} of a protocol.{guess} Known: {', '.join(known)}.")
+    changed = replace(protocol, **dict(changes or {}))
+    check_rule(changed.rule)
+    return changed

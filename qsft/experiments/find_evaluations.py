@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from qsft.evals.comparison import run_names
+from qsft.evals.compare import run_names
 from qsft.experiments.eval_request import EvalRequest
 from qsft.files import read_json
 from qsft.recipe.record import read_recipe_record

@@ -8,17 +8,18 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from qsft import page
 from qsft.evals import stats
-from qsft.evals.comparison import Published, paper, published_setting
-from qsft.evals.eval_directory import graded_tasks, read_result
-from qsft.evals.report import paragraphs, percent, plot, points_with_intervals, with_interval
-from qsft.evals.report import to_markdown as tables_to_markdown
+from qsft.evals.figures import lengths_and_accuracy_figure, plot, points_with_intervals
+from qsft.evals.findings import Table, paragraphs, percent, with_interval
+from qsft.evals.findings import to_markdown as tables_to_markdown
+from qsft.evals.published import Published, paper, published_setting
+from qsft.evals.report import summarize
+from qsft.evals.results import Result, pooled_lengths
 from qsft.experiments.eval_request import EvalRequest
 from qsft.files import read_json, shown, write_json, write_text
 from qsft.recipe.recipe_file import run_name
@@ -42,6 +43,11 @@ class EvaluatedModel:
     directory: Path
     model: str
     record: RecipeRecord | None
+
+    @cached_property
+    def results(self) -> Mapping[str, Result]:
+        """The graded responses by task."""
+        return summarize(self.directory).results
 
     @property
     def student(self) -> str:
@@ -129,9 +135,9 @@ def _summarize_setting(name: str, evaluations: Sequence[EvaluatedModel]) -> dict
     assert newest_run.record is not None
     untrained = [one for one in evaluations if one.record is None and one.model == newest_run.student]
     # The setting's tasks are those of most runs; a run that lacks one of them is listed as missing.
-    task_lists = Counter(tuple(graded_tasks(one.directory)) for one in runs)
+    task_lists = Counter(tuple(sorted(one.results)) for one in runs)
     tasks = list(task_lists.most_common(1)[0][0])
-    comparable = [one for one in (*untrained, *runs) if set(tasks) <= set(graded_tasks(one.directory))]
+    comparable = [one for one in (*untrained, *runs) if set(tasks) <= set(one.results)]
     newest = {one.method: one for one in comparable}
     counts = Counter(one.method for one in runs)
     notes = [f"{name}: several runs of {method}; the newest counts." for method, n in counts.items() if n > 1]
@@ -150,15 +156,16 @@ def _summarize_setting(name: str, evaluations: Sequence[EvaluatedModel]) -> dict
 
 
 def _cell(one: EvaluatedModel, tasks: Sequence[str]) -> dict[str, Any]:
-    results = [read_result(one.directory, task) for task in tasks]
-    strict = [np.array(list(result.per_problem(lenient=False).values())) for result in results]
-    lenient = [np.array(list(result.per_problem(lenient=True).values())) for result in results]
+    results = [one.results[task] for task in tasks]
+    strict = [result.problem_means() for result in results]
+    lenient = [result.problem_means(lenient=True) for result in results]
     return {
         "directory": str(one.directory),
         "row": PAPER_METHODS.row_of(one.target, one.target_kwargs),
         "acc": asdict(stats.macro_average(strict)),
         "lenient": asdict(stats.macro_average(lenient)),
         "by_task": {task: float(values.mean()) for task, values in zip(tasks, strict)},
+        "lengths": pooled_lengths(results),
     }
 
 
@@ -216,9 +223,20 @@ def write_report(summary: Summary, directory: Path) -> Path:
     columns, rows = table(summary)
     body = page.table(columns, rows, CAPTION) + paragraphs(notes(summary))
     body += page.figure(figure(summary), "Average accuracy by setting, with 95 % intervals; crosses are published")
+    for name, setting in summary["settings"].items():
+        caption = (
+            f"Response lengths in {name}: bars are the mean, error bars 25–75 % of responses, the line is accuracy"
+        )
+        body += page.figure(_lengths_figure(setting, summary["methods"]), caption)
     if summary["missing"]:
         body += page.table(["missing, and the command that fills it"], [[line] for line in summary["missing"]])
     return page.write_page(directory / "report.html", page.page("Settings and methods", body))
+
+
+def _lengths_figure(setting: Mapping[str, Any], methods: Sequence[str]) -> Any:
+    cells = {method: setting["cells"][method] for method in methods if method in setting["cells"]}
+    lengths = {method: cell["lengths"] for method, cell in cells.items()}
+    return lengths_and_accuracy_figure(lengths, {method: cell["acc"] for method, cell in cells.items()})
 
 
 def table(summary: Summary) -> tuple[list[str], list[list[str]]]:
@@ -252,7 +270,7 @@ def notes(summary: Summary) -> list[str]:
 
 def to_markdown(summary: Summary) -> str:
     columns, rows = table(summary)
-    text = tables_to_markdown([(CAPTION, columns, rows)], notes(summary))
+    text = tables_to_markdown([Table(CAPTION, columns, rows)], notes(summary))
     if not summary["missing"]:
         return text
     missing = [f"    {line}" for line in summary["missing"]]

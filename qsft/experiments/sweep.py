@@ -16,8 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qsft.evals.comparison import compare, published_setting
-from qsft.evals.eval_directory import graded_tasks
+from qsft.evals.compare import compare
+from qsft.evals.published import published_setting
+from qsft.evals.report import summarize
 from qsft.experiments.eval_request import EvalRequest
 from qsft.experiments.find_evaluations import SWEEP_RECORD
 from qsft.files import read_json, shown, write_json
@@ -192,7 +193,7 @@ class Sweep:
         published = published_setting(name)
         if published is None:
             return None
-        tasks = graded_tasks(self.eval_request(self.runs[0]).output_dir)
+        tasks = list(summarize(self.eval_request(self.runs[0]).output_dir).results)
         return name if published.shares(tasks) else None
 
     def state(self) -> dict[str, dict[str, Any]]:

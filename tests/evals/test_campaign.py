@@ -10,7 +10,7 @@ import sys
 import pytest
 from kills import kill_after
 
-from qsft.evals.comparison import compare
+from qsft.evals.compare import compare
 from qsft.evals.evaluate import evaluate, rescore
 
 pytestmark = pytest.mark.slow

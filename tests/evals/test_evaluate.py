@@ -11,10 +11,11 @@ import pytest
 import tiny
 from clock_world import SHAPE
 
-from qsft.evals.comparison import compare
+from qsft.evals.compare import compare
 from qsft.evals.eval_directory import EvalDirectory
 from qsft.evals.evaluate import evaluate, rescore
-from qsft.evals.grade import Grade, grade
+from qsft.evals.grading.grade import Grade
+from qsft.evals.grading.pool import grade
 from qsft.evals.tasks import Problem, Task
 from qsft.inference.transformers_sampler import TransformersSampler
 
@@ -123,19 +124,22 @@ def test_two_processes_equal_one(sum_directory, sum_file, whole_run, tmp_path):
     assert "sums: 80/80 samples" in err  # each process drew its half
 
 
-def test_changed_settings_are_refused_unless_fresh(sum_directory, sum_file, tmp_path, command, monkeypatch):
+def test_changed_settings_raise_and_overwrite_moves_the_old_ones_aside(
+    sum_directory, sum_file, tmp_path, command, monkeypatch
+):
     words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--limit", "3", "--output_dir", tmp_path)
     assert command(*words) == 0
     before = generations(tmp_path)
     monkeypatch.chdir(tmp_path.parent)  # what is said is said from where the user is
-    what = f"^{tmp_path.name} holds generations of 'sums' made with other settings"
-    with pytest.raises(ValueError, match=rf"{what}: seed was 0, is 1.*--fresh"):
+    what = f"^{tmp_path.name} has generations of 'sums' made with other settings"
+    with pytest.raises(ValueError, match=rf"{what}: seed was 0, is 1.*--overwrite"):
         command(*words, "--seed", 1)
     with pytest.raises(ValueError, match=r"prompts was"):
         command(*words, "--prompt", "plain-boxed")
     assert generations(tmp_path) == before
-    assert command(*words, "--seed", 1, "--fresh") == 0
+    assert command(*words, "--seed", 1, "--overwrite") == 0
     assert generations(tmp_path) != before
+    assert generations(tmp_path.with_name(f"{tmp_path.name}.previous") / "1") == before
 
 
 def test_more_samples_and_problems_add_to_what_is_there(sum_directory, sum_file, whole_run, tmp_path, command, capsys):
@@ -143,7 +147,9 @@ def test_more_samples_and_problems_add_to_what_is_there(sum_directory, sum_file,
     assert command(*words, "--limit", 3, "--num_samples", 2) == 0
     assert command(*words, "--limit", 3) == 0
     assert "sums: 12/12 samples" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"other settings: limit was 3, is 2; num_samples was 4, is 2\. Give another"):
+    with pytest.raises(
+        ValueError, match=r"other settings: limit was 3, is 2; num_samples was 4, is 2\. Choose another"
+    ):
         command(*words, "--limit", 2, "--num_samples", 2)
     assert command(*words) == 0
     assert generations(tmp_path) == generations(whole_run[0])
@@ -180,7 +186,7 @@ def test_rescore_needs_no_model(whole_run, sum_file, command, tmp_path, capsys):
     assert rescore(whole_run[0], str(wrong)).accuracy("sums") == 0
     assert command("eval", "no/model", "--rescore", "--output_dir", whole_run[0], "--tasks", sum_file) == 0
     assert (whole_run[0] / "summary.json").read_text(encoding="utf-8") == before
-    with pytest.raises(ValueError, match="unknown multiple-choice rule 'first'"):
+    with pytest.raises(ValueError, match="rule = 'first' is not one of"):
         rescore(whole_run[0], str(sum_file), rule="first")
     with pytest.raises(FileNotFoundError, match="nothing to rescore"):
         rescore(tmp_path)
@@ -195,8 +201,8 @@ def test_rescore_finds_the_task_file_and_the_data_again(sum_directory, sum_file,
     monkeypatch.chdir(tmp_path)
     assert command(*words, "--tasks", "aime24", "--data_dir", "data", "--output_dir", tmp_path / "named") == 0
     monkeypatch.chdir("/")
-    rescore(tmp_path / "file", rule="paper")
-    assert EvalDirectory(tmp_path / "file").settings()["sums"]["protocol"]["rule"] == "paper"
+    rescore(tmp_path / "file", rule="li")
+    assert EvalDirectory(tmp_path / "file").settings()["sums"].protocol["rule"] == "li"
     assert rescore(tmp_path / "file").summary["tasks"]["sums"]["problems"] == 2
     assert rescore(tmp_path / "named").summary["tasks"]["aime24"]["problems"] == 2
 
@@ -230,7 +236,7 @@ def test_generations_without_settings_are_not_reused(sum_directory, sum_file, tm
     assert command(*words) == 0
     settings = (tmp_path / "settings.json").read_text("utf-8")
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(ValueError, match=r"settings.json does not say what made them.*--fresh"):
+    with pytest.raises(ValueError, match=r"settings.json does not say what made them.*--overwrite"):
         command(*words)
     (tmp_path / "settings.json").write_text(settings[:-20], encoding="utf-8")
     with pytest.raises(ValueError, match=r"settings.json: not valid JSON. Restore the file"):
@@ -245,7 +251,7 @@ def test_a_place_that_is_a_file_is_named(sum_directory, sum_file, tmp_path, comm
         command("eval", sum_directory, "--tasks", sum_file, *FREE, "--output_dir", tmp_path / "taken")
 
 
-def test_the_papers_medical_protocol_chooses_the_better_match_and_keeps_the_box_beside(sum_model, sum_tokenizer):
+def test_multiple_choice_is_scored_by_the_rule_and_all_readings_are_reported(sum_model, sum_tokenizer):
     texts = [
         "The answer is B. No, the answer is A.",
         r"The answer is C. \boxed{A}, so the answer is A",
@@ -258,7 +264,7 @@ def test_the_papers_medical_protocol_chooses_the_better_match_and_keeps_the_box_
         problems=problems,
         multiple_choice=True,
         prompt=lambda problem: "1 + 2 =",
-        grader=lambda generation, problem: grade(problem.question, "A", options=options, rule="paper"),
+        grader=lambda generation, problem: grade(problem.question, "A", options=options, rule="li"),
     )
     report = evaluate(sum_model, task, tokenizer=sum_tokenizer, max_new_tokens=2, silent=True)
     numbers = report.summary["tasks"]["medical"]
@@ -266,15 +272,22 @@ def test_the_papers_medical_protocol_chooses_the_better_match_and_keeps_the_box_
     assert numbers["readings"] == pytest.approx({"boxed": 2 / 3, "first": 0, "last": 2 / 3})
     assert numbers["acc"]["mean"] == pytest.approx(2 / 3)
     assert [one.answer for one in report.results["medical"].grades] == ["A", "A", "B"]
-    assert "the paper's rule, whose last match scores higher" in str(report)
-    assert "by box 66.7 %, by the paper's first match 0.0 %, by its last 66.7 %" in str(report)
+    assert "medical: read by the last match of the rule of the paper" in str(report)
+    assert "by the box 66.7 %, by the first match of the paper's rule 0.0 %, by its last 66.7 %" in str(report)
+
+
+def test_without_math_verify_nothing_is_generated(sum_directory, sum_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("qsft.evals.grading.pool.find_spec", lambda module: None)
+    with pytest.raises(ValueError, match=r"grading needs math-verify.*pip install 'qsft\[eval\]'"):
+        evaluate(sum_directory, str(sum_file), output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    "words", [("--num_samples", "0"), ("--limit", "3"), ("--protocol", "avg16"), ("--stop", "x"), ("--fresh",)]
+    "words", [("--num_samples", "0"), ("--limit", "3"), ("--protocol", "paper-math"), ("--stop", "x"), ("--overwrite",)]
 )
 def test_rescore_refuses_what_it_does_not_use(whole_run, command, words):
-    with pytest.raises(ValueError, match=f"--rescore grades what was generated before.*{words[0]} cannot be used"):
+    with pytest.raises(ValueError, match=f"--rescore grades all responses.*{words[0]} cannot be used"):
         command("eval", "no/model", "--rescore", "--output_dir", whole_run[0], *words)
 
 
@@ -300,8 +313,8 @@ def test_what_the_grader_gave_up_on_is_said(sum_model, sum_tokenizer):
     verdicts = {"0": Grade(False, timed_out=True), "1": Grade(False, failure="TypeError: why"), "2": Grade(True)}
     task = Task("t", problems=problems, prompt=lambda d: d.question, grader=lambda g, d: verdicts[d.id])
     said = str(evaluate(sum_model, task, tokenizer=sum_tokenizer, num_samples=1, max_new_tokens=2, silent=True))
-    assert "t: 1 responses took the grader too long" in said
-    assert "t: the grader stumbled over 1 responses, which count as wrong (TypeError; grades/ has each)" in said
+    assert "t: 1 responses took too long to grade" in said
+    assert "t: grading raised errors on 1 responses, which count as wrong (TypeError; see grades/)" in said
 
 
 def test_half_precision_says_that_batching_may_change_samples(sum_model, sum_tokenizer, sum_file):
@@ -321,7 +334,7 @@ def test_half_precision_says_that_batching_may_change_samples(sum_model, sum_tok
 
 def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_path, command, monkeypatch):
     recipe = tmp_path / "mine.yaml"
-    values = {"output_dir": str(sum_directory), "eval_tasks": str(sum_file), "eval_protocol": "avg16"}
+    values = {"output_dir": str(sum_directory), "eval_tasks": str(sum_file), "eval_protocol": "paper-math"}
     recipe.write_text("".join(f'{key}: "{value}"\n' for key, value in values.items()), encoding="utf-8")
     words = ("--prompt", "plain", "--max_new_tokens", "6", "--limit", "2", "--output_dir", tmp_path / "run")
     monkeypatch.chdir(sum_directory.parent)
@@ -338,7 +351,7 @@ def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_pa
         (("--prompt", "boxd"), "unknown prompt 'boxd'. Did you mean 'boxed'"),
         (("--prompt", "boxed"), "has no chat template.*--prompt plain-boxed"),
         (("--num_samples", "0"), "num_samples = 0"),
-        (("--rule", "first"), "unknown multiple-choice rule 'first'"),
+        (("--rule", "first"), "rule = 'first' is not one of"),
         (("--backend", "vlm"), "backend = 'vlm' is not one of"),
         (("--backend", "vllm"), r"vLLM is not installed. Run pip install 'qsft\[vllm\]'"),
         (("--dtype", "flot32"), "unknown dtype 'flot32'; choose auto, float32"),

@@ -5,28 +5,14 @@ import time
 
 import numpy as np
 import pytest
+from evaluations import make_result, task_settings, write_evaluation
 
-from qsft.evals.comparison import compare, run_names
-from qsft.evals.eval_directory import EvalDirectory
-from qsft.evals.grade import Grade
-from qsft.evals.protocol import Protocol
-from qsft.evals.report import make_report
-from qsft.evals.stats import Result, task_numbers
+from qsft.evals.compare import compare, run_names
+from qsft.evals.grading.grade import Grade
+from qsft.evals.report import make_report, summarize
+from qsft.evals.results import Result, task_numbers
 from qsft.evals.tasks import Problem
-from qsft.files import write_lines
 from qsft.inference.sampling import Generation
-
-
-def make_result(task, correct, tokens=10):
-    """A Result from a table of booleans [problem, sample]; wrong answers are all `w`."""
-    generations, grades = [], []
-    for problem, row in enumerate(correct):
-        for sample, right in enumerate(row):
-            finish = "stop" if right else "length"
-            generations.append(Generation(f"d{problem}", sample, "", tokens * (1 if right else 2), finish))
-            grades.append(Grade(bool(right), bool(right), "r" if right else "w"))
-    return Result(task, len(correct[0]), generations, grades)
-
 
 TABLE = [[1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]]
 
@@ -54,17 +40,19 @@ def test_no_answer_and_timeouts_are_told_apart():
     assert numbers["grading_failures"] == pytest.approx(1 / 3)
 
 
+def report_of(*results, model="model"):
+    return make_report({one.task: one for one in results}, {one.task: task_settings(one, model) for one in results}, {})
+
+
 def test_the_macro_average_and_the_table():
-    report = make_report(
-        [make_result("a", TABLE), make_result("b", [[1], [1]])], {}, {"a": ["note"], "b": ["note"]}, {}
-    )
+    report = report_of(make_result("a", TABLE), make_result("b", [[1], [1]]))
     assert report.summary["macro"]["acc"]["mean"] == pytest.approx(0.75)
-    assert str(report).count("note") == 1
+    assert str(report).count("batching, processes and resuming do not change samples") == 1
     assert "| b | 2 | 1 | 100.0 [100.0, 100.0] |" in str(report)
 
 
 def test_the_page_holds_text_as_text(tmp_path):
-    report = make_report([make_result("a</script>", TABLE)], {"model": "a <title>"}, {}, {})
+    report = report_of(make_result("a</script>", TABLE), model="a <title>")
     page = report.write(tmp_path).read_text(encoding="utf-8")
     assert "Evaluation of a &lt;title&gt;" in page
     assert 'http-equiv="Content-Security-Policy"' in page
@@ -86,7 +74,7 @@ def a_result(task="t", right=(1, 0, 0, 1)):
     "dark", [pytest.param(True, id="dark"), pytest.param(False, id="light", marks=pytest.mark.slow)]
 )
 def test_a_person_can_read_filter_and_search_responses(tmp_path, browser, dark):
-    report = make_report([a_result(), a_result("u")], {"model": "m"}, {}, {})
+    report = report_of(a_result(), a_result("u"))
     browser.open(report.write(tmp_path), dark=dark)
     assert len(browser.all(".plot .main-svg")) >= 3
     assert browser.text("#reader-count") == "4 problems, 8 responses · page 1 of 1"
@@ -112,9 +100,7 @@ def wait_for(found, seconds=30):
 @pytest.mark.browser
 def test_a_comparison_shows_what_changed_side_by_side(tmp_path, browser):
     for name, right in (("a", (1, 0, 0, 1)), ("b", (1, 1, 0, 1))):
-        files, result = EvalDirectory(tmp_path / name), a_result(right=right)
-        write_lines(files.path / "generations" / "t.jsonl", [one.record() for one in result.generations])
-        files.write_result(result)
+        write_evaluation(tmp_path / name, [a_result(right=right)])
     comparison = compare([tmp_path / "a", tmp_path / "b"])
     assert comparison.summary["lengths"]["a"] == {
         "mean": 11.5,
@@ -130,10 +116,8 @@ def test_a_comparison_shows_what_changed_side_by_side(tmp_path, browser):
     assert [side.text.splitlines()[0] for side in browser.all(".side")] == ["a: 50 % of 2 right", "b: 100 % of 2 right"]
 
 
-def write_run(directory, tasks):
-    for task, table in tasks.items():
-        EvalDirectory(directory).write_result(make_result(task, table))
-    return directory
+def write_run(directory, tasks, **changes):
+    return write_evaluation(directory, [make_result(task, table) for task, table in tasks.items()], **changes)
 
 
 @pytest.fixture(scope="module")
@@ -170,9 +154,7 @@ def test_the_command_writes_table_and_plot_with_published_numbers(runs, tmp_path
 
 
 def test_the_lenient_score_stands_beside_published_numbers(tmp_path):
-    result = make_result("math500", TABLE)
-    grades = [Grade(grade.correct, True, grade.answer) for grade in result.grades]
-    EvalDirectory(tmp_path / "a").write_result(Result("math500", result.samples, result.generations, grades))
+    write_evaluation(tmp_path / "a", [make_result("math500", TABLE, lenient=True)])
     comparison = compare([tmp_path / "a"], paper="numina_qwen_math_1p5b")
     assert comparison.summary["accuracy"]["a"]["math500"]["mean"] == 0.5
     assert comparison.summary["lenient"]["a"]["math500"]["mean"] == 1.0
@@ -197,22 +179,47 @@ def small(tmp_path):
     return [write_run(tmp_path / "a", {"t": TABLE, "only_a": TABLE}), write_run(tmp_path / "b", {"t": TABLE})]
 
 
-def test_settings_that_differ_are_said(small, tmp_path):
+def test_settings_that_differ_are_named(small, tmp_path):
     assert compare(small).summary["notes"] == []
-    third = write_run(tmp_path / "c", {"t": TABLE, "only_a": TABLE})
-    about = {"backend": "transformers", "dtype": "float32"}
-    for run, temperature, prompt in ((small[0], 1.0, "boxed"), (third, 0.7, "plain")):
-        protocols = {"t": Protocol(temperature=temperature), "only_a": Protocol(temperature=temperature, prompt=prompt)}
-        settings = {
-            task: {"protocol": one.record(), "about": about, "made_by": {}, "limit": 4}
-            for task, one in protocols.items()
-        }
-        EvalDirectory(run).write_settings(settings)
-    said = str(compare([small[0], third]))
-    assert "- Not measured alike: only_a, t: temperature is 1.0 in a, 0.7 in c." in said
-    assert "- Not measured alike: only_a: prompt is boxed in a, plain in c." in said
-    assert said.count("Not measured alike") == 2
-    assert "Not measured alike" not in str(compare(small))  # b does not say how it was made
+    third = write_run(tmp_path / "c", {"t": TABLE}, temperature=0.7)
+    write_run(third, {"only_a": TABLE}, temperature=0.7, prompt="plain")
+    text = str(compare([small[0], third]))
+    assert "- Settings differ: t, only_a: temperature is 1.0 in a, 0.7 in c." in text
+    assert "- Settings differ: only_a: prompt is boxed in a, plain in c." in text
+    assert text.count("Settings differ") == 2
+
+
+def test_a_summary_is_a_function_of_the_directory(small, monkeypatch):
+    monkeypatch.setattr("qsft.evals.grading.pool.Judges.submit", None)  # nothing is graded
+    first = summarize(small[0])
+    first.write(small[0])
+    assert summarize(small[0]).summary == first.summary
+    (small[0] / "summary.json").unlink()
+    assert summarize(small[0]).summary == first.summary
+
+
+def test_tasks_of_other_weights_and_unfinished_ones_are_left_out_with_the_reason(tmp_path):
+    write_run(tmp_path, {"old": TABLE})
+    write_evaluation(tmp_path, [make_result("new", TABLE)], weights="others")
+    report = summarize(tmp_path)
+    assert list(report.results) == ["new"]
+    assert "old is left out: other weights answered it." in report.notes()
+    (tmp_path / "grades" / "new.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no graded evaluation\. .*new: it is not finished"):
+        summarize(tmp_path)
+
+
+def test_the_figure_of_lengths_has_bars_quartiles_and_an_accuracy_line(small):
+    comparison = compare(small)
+    bars, line = comparison.figures()[1].figure.data
+    lengths = comparison.summary["lengths"]["a"]
+    assert bars.type == "bar"
+    assert list(bars.x) == ["a", "b"]
+    assert bars.y[0] == lengths["mean"]
+    assert bars.error_y.array[0] == lengths["p75"] - lengths["mean"]
+    assert bars.error_y.arrayminus[0] == lengths["mean"] - lengths["p25"]
+    assert (line.mode, line.yaxis) == ("lines+markers", "y2")
+    assert line.y[0] == pytest.approx(50)
 
 
 def test_bad_comparisons_are_refused(small, tmp_path):
@@ -220,7 +227,7 @@ def test_bad_comparisons_are_refused(small, tmp_path):
         compare(small[:1])
     with pytest.raises(ValueError, match="given twice"):
         compare([small[0], small[0]])
-    with pytest.raises(FileNotFoundError, match="holds no graded evaluation"):
+    with pytest.raises(FileNotFoundError, match="has no graded evaluation"):
         compare([small[0], tmp_path])
     other = write_run(tmp_path / "c", {"other": TABLE})
     with pytest.raises(ValueError, match=r"no task in common.*c has other"):

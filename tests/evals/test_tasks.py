@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from qsft.evals.tasks import GROUPS, TASKS, Problem, Task, find_tasks, load_problems
+from qsft.evals.problems import load_problems
+from qsft.evals.tasks import GROUPS, TASKS, Problem, Task, find_tasks
 
 
 def write(path, *rows):
@@ -18,8 +19,8 @@ def load(path, **changes):
 
 
 def test_the_papers_tasks():
-    assert [task.rows for task in GROUPS["math"]] == [500, 272, 675, 30, 40]
-    assert sum(task.rows for task in GROUPS["medical"]) == 11461
+    assert [task.published_problems for task in GROUPS["math"]] == [500, 272, 675, 30, 40]
+    assert sum(task.published_problems for task in GROUPS["medical"]) == 11461
     assert len(find_tasks("math,medical")) == 15 == len(TASKS)
     assert [task.name for task in find_tasks("aime24,math500")] == ["aime24", "math500"]
 
@@ -95,7 +96,7 @@ def test_an_empty_file_a_missing_file_and_no_limit(tmp_path):
         find_tasks(str(tmp_path / "gone.jsonl"))
     with pytest.raises(FileNotFoundError, match=r"aime24.jsonl is missing.*problem or question, answer"):
         load_problems(TASKS["aime24"], tmp_path)
-    with pytest.raises(ValueError, match="limit=0"):
+    with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         load(write(tmp_path / "one.jsonl", {"problem": "p", "answer": "1"}), limit=0)
 
 
@@ -115,5 +116,5 @@ def test_documents_in_memory_may_not_repeat():
 def test_repeats_of_a_benchmark_as_published_are_kept_apart(tmp_path):
     row = {"problem": "p", "answer": "1"}
     path = write(tmp_path / "mine.jsonl", row, row)
-    first, second = load_problems(Task("mine", path=path, rows=2))
+    first, second = load_problems(Task("mine", path=path, published_problems=2))
     assert second.id == f"{first.id}-2"

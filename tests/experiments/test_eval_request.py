@@ -28,7 +28,7 @@ def run(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "words", "tasks", "protocol"),
     [
-        ("m23k_qwen_1p5b", [], "medical", "paper-medical"),
+        ("m23k_qwen_1p5b", [], "medical", "li-medical"),
         ("numina_qwen_math_1p5b", [], "math", "paper-math"),
         ("openr1_qwen_math_7b", [], "math", "paper-math-7b-openr1"),
         ("openr1_qwen_math_7b", ["--target", "sft"], "math", "paper-math"),
@@ -56,7 +56,7 @@ def test_what_is_asked_for_goes_first_and_a_protocol_stays_with_its_kind_of_task
 
     assert resolved(tasks="math500,aime24") == ("math500,aime24", "paper-math-7b-openr1")
     assert resolved(tasks="medical") == ("medical", None)
-    assert resolved(protocol="avg16") == ("math", "avg16")
+    assert resolved(protocol="paper-medical") == ("math", "paper-medical")
 
 
 def test_the_untrained_student_of_a_run_is_measured_by_the_recipes_protocol_not_by_the_targets(run):

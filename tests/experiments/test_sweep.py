@@ -89,8 +89,8 @@ def test_base_is_the_untrained_student_and_all_sweeps_share_its_evaluation(tmp_p
     assert numina == openr1 == [*asked, "--output_dir", "evals/Qwen--Qwen2.5-Math-7B"]
     few = base("numina_qwen_math_7b", "--limit 2")
     assert few[-1] != numina[-1]  # another measurement is another place
-    own = base("m23k_qwen_7b", "--tasks mine.jsonl --protocol avg16")
-    assert own[1:6] == ["Qwen/Qwen2.5-7B", "--tasks", "mine.jsonl", "--protocol", "avg16"]
+    own = base("m23k_qwen_7b", "--tasks mine.jsonl --protocol paper-math")
+    assert own[1:6] == ["Qwen/Qwen2.5-7B", "--tasks", "mine.jsonl", "--protocol", "paper-math"]
 
 
 @pytest.mark.parametrize("options", ["--tasks medical", "--tasks=medical"])

@@ -131,7 +131,7 @@ def test_another_target_starts_from_its_own_defaults(recipe_file):
         (["--target", "kd_hybrid"], "paper-math-7b-openr1"),
         (["--target", "sft"], "paper-math"),
         (["--target", "dft"], "paper-math"),
-        (["--eval_protocol", "avg16"], "avg16"),
+        (["--eval_protocol", "paper-medical"], "paper-medical"),
     ],
 )
 def test_the_papers_exception_of_the_protocol_is_for_kd_and_target_sft(words, protocol):

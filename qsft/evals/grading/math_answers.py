@@ -1,8 +1,8 @@
-"""Is this response's answer the gold answer? Extraction and comparison for mathematics, one pair at a time.
+"""Extract a mathematical answer from a response and compare it with the gold answer.
 
-Cheap exact comparisons come first: equal text, then numbers as fractions. What is left math-verify decides; around
-it stands what it misses: e-notation, tiny numbers (it rounds to six decimals), clock times that parse to infinity, text
-answers, several answers in any order. Nothing here limits time or memory: judge.py runs it in a process that does.
+Cheap exact comparisons come first: equal text, then numbers as fractions. math-verify decides the rest. Handled here is
+what it misses: e-notation, tiny numbers (it rounds to six decimals), clock times that parse to infinity, text answers,
+several answers in any order. Nothing here limits time or memory: worker.py runs it in a process that does.
 """
 
 import math
@@ -13,20 +13,24 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from qsft.evals.grade import LONGEST_ANSWER, Gold, Grade, after_thinking, last_boxed
+from qsft.evals.grading.boxes import after_thinking, last_boxed
+from qsft.evals.grading.grade import Gold, Grade
+from qsft.evals.grading.latex import TEXT_WRAPPERS, unwrap
 
+LONGEST_ANSWER = 2000  # characters that are read of an answer; an answer without a box stands at the end
 LENIENT = 1e-4  # relative error that the lenient score accepts, as in the paper's grader
-TINY, TINY_ERROR = 1e-3, 1e-5  # below that size numbers are compared by their relative error
-DECIMALS = 6  # above it by this many decimals, as math-verify does
+TINY = 1e-3  # smaller numbers are compared by their relative error,
+TINY_ERROR = 1e-5  # which may be this large;
+DECIMALS = 6  # larger ones by this many decimals, as math-verify does
+ANSWER_WRAPPERS = (*TEXT_WRAPPERS, "operatorname")
 
-_SAID = re.compile(r"answer\s*(?:is|:|=)\s*:?\s*(.+)", re.IGNORECASE)
+_STATED = re.compile(r"answer\s*(?:is|:|=)\s*:?\s*(.+)", re.IGNORECASE)
 _E_NOTATION = re.compile(r"(?<![\w.])([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)[eE]([+-]?\d+)(?!\w)")
-_WRAPPER = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _SPACING = re.compile(r"\\[!,;: ]|\\(?:quad|qquad|left|right|displaystyle)(?![a-zA-Z])|~|\$")
 _INTEGERS = re.compile(r"(\(|\[|)-?\d+(?:,-?\d+)*(\)|\]|)")
-_AND = re.compile(r"\s*(?:\\text\{\s*(?:and|or)\s*\}|\band\b|\bor\b|;)\s*", re.IGNORECASE)
+_AND = re.compile(r"\\text\{\s*+(?:and|or)\s*+\}|\band\b|\bor\b|;", re.IGNORECASE)
 _OPTION = re.compile(r"(?:\\text(?:bf)?\s*\{)?\s*\([A-N]\)\s*\}?(?:\\[ ,;:]|\\quad|~|\s)*(?=\S)")
-_MIXED = re.compile(r"\d\s+\d+\s*/")  # 2 1/3 is no 21/3
+_MIXED = re.compile(r"\d\s+\d+\s*/")  # 2 1/3 is not 21/3
 _NUMBER = re.compile(
     r"([+-]?)(?:\\frac\{?(?P<over>\d+)\}?\{?(?P<under>\d+)\}?|(?P<number>\d+\.?\d*|\.\d+)"
     r"(?:/(?P<divisor>\d+)|(?:e|\\(?:times|cdot)10\^)\{?(?P<power>[+-]?\d{1,4})\}?)?)"
@@ -37,6 +41,7 @@ _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[a-zA-Z])
 
 
 def grade_math(prediction: str, gold: Gold) -> Grade:
+    """The grade of a response; see `grade_answer`."""
     answer = extract(prediction)
     return Grade(correct=False) if answer is None else grade_answer(answer, gold)
 
@@ -63,8 +68,8 @@ def extract(response: str) -> str | None:
     parsed = _parse(tail)
     if parsed and isinstance(parsed[-1], str) and parsed[-1].strip():
         return parsed[-1]
-    said = _SAID.findall(tail)
-    return said[-1].strip().rstrip(".")[:LONGEST_ANSWER] or None if said else None
+    stated = _STATED.findall(tail)
+    return stated[-1].strip().rstrip(".") or None if stated else None
 
 
 def clean_gold(gold: str | float) -> str:
@@ -72,31 +77,35 @@ def clean_gold(gold: str | float) -> str:
     if isinstance(gold, float) and gold.is_integer():
         return str(int(gold))
     text = str(gold).strip().rstrip(".").strip()
-    return text.replace("$", "").strip() if text.count("$") % 2 == 0 and r"\$" not in text else text
+    is_formula = text.count("$") % 2 == 0 and r"\$" not in text
+    return text.replace("$", "").strip() if is_formula else text
 
 
 @lru_cache(maxsize=4096)
 def same_answer(gold: str, answer: str) -> bool:
     """Whether two answers are the same text, the same mathematics, or the same set of answers."""
-    gold, answer = in_latex(gold), in_latex(answer)
+    gold = in_latex(gold)
+    answer = in_latex(answer)
     if plain(gold) == plain(answer) and bool(_MIXED.search(gold)) == bool(_MIXED.search(answer)):
         return True
-    numbers = exact_number(gold), exact_number(answer)
-    if numbers[0] is not None and numbers[1] is not None:
-        return same_number(numbers[0], numbers[1])
+    gold_number = exact_number(gold)
+    answer_number = exact_number(answer)
+    if gold_number is not None and answer_number is not None:
+        return same_number(gold_number, answer_number)
     if _other_integers(plain(gold), plain(answer)):
         return False
     if _verify(gold, answer):
         return True
-    bare = _OPTION.sub("", answer, count=1) if _OPTION.match(answer) else answer
-    if bare != answer and not _OPTION.match(gold):
-        return same_answer(gold, bare)
-    golds, answers = split_answers(gold), split_answers(answer)
+    without_letter = _OPTION.sub("", answer, count=1) if _OPTION.match(answer) else answer
+    if without_letter != answer and not _OPTION.match(gold):
+        return same_answer(gold, without_letter)
+    golds = split_answers(gold)
+    answers = split_answers(answer)
     return max(len(golds), len(answers)) > 1 and _same_set(golds, answers)
 
 
 def in_latex(text: str) -> str:
-    """The text with signs of Unicode as LaTeX writes them: ½ √2 90° x ≥ 2."""
+    """The text with Unicode characters such as ½, √2, 90° and x ≥ 2 in LaTeX notation."""
     if text.isascii():
         return text
     text = "".join(_fraction(sign) or _SIGNS.get(sign, sign) for sign in text)
@@ -111,17 +120,20 @@ def _fraction(sign: str) -> str | None:
 @lru_cache(maxsize=4096)
 def plain(text: str) -> str:
     """The text without LaTeX wrappers, spacing and case: what two notations of one word share."""
-    text = _SPACING.sub("", text)
-    while (unwrapped := _WRAPPER.sub(r"\1", text)) != text:
-        text = unwrapped
+    text = unwrap(_SPACING.sub("", text), ANSWER_WRAPPERS)
     text = text.replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac").replace(r"\%", "%")
     return re.sub(r"\s+", "", text).rstrip(".").casefold()
 
 
 def exact_number(text: str) -> Fraction | None:
     """The value of an integer, decimal, fraction or number in e-notation; None for anything less simple."""
-    found = None if len(text) > 100 or _MIXED.search(text) else _NUMBER.fullmatch(plain(text))
-    if found is None or any(found[name] and not int(found[name]) for name in ("under", "divisor")):
+    if len(text) > 100 or _MIXED.search(text):
+        return None
+    found = _NUMBER.fullmatch(plain(text))
+    if found is None:
+        return None
+    denominators = [found[name] for name in ("under", "divisor") if found[name]]
+    if any(int(denominator) == 0 for denominator in denominators):
         return None
     size = Fraction(int(found["over"]), int(found["under"])) if found["over"] else Fraction(found["number"])
     size = size / int(found["divisor"] or 1) * Fraction(10) ** int(found["power"] or 0)
@@ -141,46 +153,56 @@ def split_answers(text: str) -> list[str]:
     text = text.strip().strip("$")
     if text.startswith(r"\{") and text.endswith(r"\}"):
         text = text[2:-2]
-    parts, depth, start = [], 0, 0
     text = _AND.sub(",", text)
-    for at, char in enumerate(text):
-        depth += (char in "([{") - (char in ")]}")
-        if char == "," and depth == 0:
-            parts.append(text[start:at].strip())
-            start = at + 1
-    return [part for part in [*parts, text[start:].strip()] if part]
+    parts = []
+    depth = 0
+    start = 0
+    for position, character in enumerate(text):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    parts.append(text[start:].strip())
+    return [part for part in parts if part]
 
 
 def _same_set(golds: Sequence[str], answers: Sequence[str]) -> bool:
     """Whether every answer is one of the golds and every gold is given; a repeated root is the same set."""
-    golds, left = (list({plain(one): one for one in some}.values()) for some in (golds, answers))
-    if len(golds) != len(left):
+    distinct_golds = list({plain(one): one for one in golds}.values())
+    unmatched = list({plain(one): one for one in answers}.values())
+    if len(distinct_golds) != len(unmatched):
         return False
-    for gold in golds:
-        match = next((one for one in left if same_answer(gold, one)), None)
+    for gold in distinct_golds:
+        match = next((one for one in unmatched if same_answer(gold, one)), None)
         if match is None:
             return False
-        left.remove(match)
+        unmatched.remove(match)
     return True
 
 
 def _other_integers(gold: str, answer: str) -> bool:
     """Whether both are lists of integers in the same brackets, and so differ as they are written: 100 × faster."""
-    both = _INTEGERS.fullmatch(gold), _INTEGERS.fullmatch(answer)
-    if both[0] is None or both[1] is None or both[0].groups() != both[1].groups():
+    gold_list = _INTEGERS.fullmatch(gold)
+    answer_list = _INTEGERS.fullmatch(answer)
+    if gold_list is None or answer_list is None or gold_list.groups() != answer_list.groups():
         return False
-    return bool(both[0][1])  # without brackets 1,2 and 2,1 are one set
+    return bool(gold_list[1])  # without brackets 1,2 and 2,1 are one set
 
 
 def _verify(gold: str, answer: str) -> bool:
     from math_verify import verify
 
-    golds, answers = _expressions(gold), _expressions(answer)
+    golds = _expressions(gold)
+    answers = _expressions(answer)
     if not golds or not answers:
         return False
-    sizes = _float(golds[0]), _float(answers[0])
-    if sizes[0] is not None and sizes[1] is not None and abs(sizes[0]) < TINY and abs(sizes[1]) < TINY:
-        return same_number(sizes[0], sizes[1])
+    gold_value = _float(golds[0])
+    answer_value = _float(answers[0])
+    if gold_value is not None and answer_value is not None and max(abs(gold_value), abs(answer_value)) < TINY:
+        return same_number(gold_value, answer_value)
     # verify() is not symmetric: the gold comes first; x > 2 is the interval (2, ∞) on either side.
     return bool(verify(golds, answers, timeout_seconds=None, allow_set_relation_comp=True))
 
@@ -189,7 +211,7 @@ def _expressions(answer: str) -> list[Any]:
     """The parsed answer; nothing when it is undefined: 6:00 parses to 6/0, and so does every other hour."""
     import sympy
 
-    answer = _E_NOTATION.sub(r"\1 \\times 10^{\2}", answer)  # 4.5e33 is no number to math-verify
+    answer = _E_NOTATION.sub(r"\1 \\times 10^{\2}", answer)  # math-verify does not read 4.5e33 as a number
     parsed = _parse(r"\boxed{" + answer + "}")
     undefined = any(isinstance(one, sympy.Basic) and one.has(sympy.zoo, sympy.nan) for one in parsed)
     return [] if undefined else [one for one in parsed if not isinstance(one, str)]
@@ -225,10 +247,11 @@ def _float(expression: Any) -> float | None:
 
 
 def _close(gold: str, answer: str) -> bool:
-    wanted, given = _number(gold), _number(answer)
-    if wanted is None or given is None:
+    expected = _number(gold)
+    given = _number(answer)
+    if expected is None or given is None:
         return False
-    return any(math.isclose(given, scaled, rel_tol=LENIENT) for scaled in (wanted, wanted * 100, wanted / 100))
+    return any(math.isclose(given, scaled, rel_tol=LENIENT) for scaled in (expected, expected * 100, expected / 100))
 
 
 def canonical(answer: str) -> str:

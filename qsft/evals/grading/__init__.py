@@ -1,0 +1,1 @@
+"""Grading responses: boxes, mathematical answers, multiple choice, and the processes that grade under limits."""

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from qsft.redaction import redact_text
+
 TEMPORARY = ".tmp"
 TRIES = 3
 STALE_SECONDS = 3600  # a temporary file lives for seconds; one this old belongs to a process that was killed
@@ -26,8 +28,11 @@ class NoSpace(OSError):
 
 
 def publish(path: Path, content: bytes | str, *, exclusive: bool = False, what: str = "the file") -> bool:
-    """Give `path` this content in one step; False when `exclusive` and `path` was there already."""
-    data = content.encode() if isinstance(content, str) else content
+    """Give `path` this content in one step; False when `exclusive` and `path` was there already.
+
+    Secrets that the user gave as options are replaced in text.
+    """
+    data = redact_text(content).encode() if isinstance(content, str) else content
     with _explained(path.parent, what, len(data)):
         for _ in range(TRIES - 1):
             with suppress(FileNotFoundError):  # somebody cleaned the temporary file away: write it again
@@ -150,7 +155,7 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
     """Append one row and hand it to the system: a killed process loses only what was not handed over."""
-    file.write(_line(row))
+    file.write(redact_text(_line(row)))
     file.flush()
 
 

@@ -38,6 +38,14 @@ def launched() -> bool:
     return "WORLD_SIZE" in os.environ
 
 
+def child_environment(**more: str) -> dict[str, str]:
+    """Return the environment for a Python process that qsft starts.
+
+    With PYTHONSAFEPATH, files in the current directory are not imported by it or by the processes that it starts.
+    """
+    return {**os.environ, "PYTHONSAFEPATH": "1", **more}
+
+
 class Group:
     """The processes that share a piece of work: started by accelerate or torchrun, or this one alone."""
 

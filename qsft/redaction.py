@@ -18,6 +18,39 @@ _ENVIRONMENT = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "TRACKIO_
 _known_secrets: set[str] = set()
 
 
+class Secret(str):
+    """A token among settings: usable as text, but shown, copied to disk and pickled as <redacted>.
+
+    >>> settings = {"token": Secret("hf_abcdef")}
+    >>> settings, settings["token"].upper()
+    ({'token': <redacted>}, 'HF_ABCDEF')
+    """
+
+    def __repr__(self) -> str:
+        return REDACTED
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return str, (REDACTED,)
+
+    def __copy__(self) -> "Secret":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Secret":
+        return self
+
+
+def protect(value: Any, name: str = "") -> Any:
+    """Return a copy of nested settings in which the values of secret keys are `Secret`, and remember them."""
+    if isinstance(value, Mapping):
+        return {key: protect(inner, str(key)) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [protect(inner, name) for inner in value]
+    if isinstance(value, str) and value and is_secret_name(name):
+        remember_secrets(value, name)
+        return Secret(value)
+    return value
+
+
 def is_secret_name(name: str) -> bool:
     """Whether a key or option holds a secret.
 

@@ -3,15 +3,12 @@
 What is written has the form of what was read, so it trains as that would have.
 """
 
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -21,6 +18,7 @@ from qsft.data.sources import Row, field_of
 from qsft.evals.grading.math_answers import extract
 from qsft.fingerprints import digest_json
 from qsft.targets.view import IGNORED
+from qsft.user_functions import import_function
 
 Ask = Callable[[str], Sequence[int]]
 Tokenizer = PreTrainedTokenizerBase
@@ -240,12 +238,5 @@ def find_gold(columns: Sequence[str], wanted: str | None) -> Callable[[Row, str 
 
 
 def load_function(option: str, name: str) -> Callable[..., Any]:
-    """The function that `module:function` names; the current directory is searched too."""
-    if not re.fullmatch(r"[\w.]+:[\w.]+", name):
-        raise ValueError(f"{option} {name!r} is not module:function, such as checks:is_right for checks.py here.")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{option} {name!r} cannot be loaded: {error}.") from error
+    """Return the function that `module:function` names; the current directory is searched too."""
+    return import_function(name, option)

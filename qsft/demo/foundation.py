@@ -28,7 +28,7 @@ from qsft.demo.scenario import MODEL, TRAINING, Phase, Phases, Scenario, as_data
 from qsft.demo.world import ADDING, MODULUS, MULTIPLYING, TEACHERS, WORDS, chains, pretraining_corpus
 from qsft.files import read_json, write_json
 from qsft.fingerprints import digest_json, file_digest
-from qsft.processes import local_rank
+from qsft.processes import child_environment, local_rank
 from qsft.progress import quiet_libraries
 
 FIRST = 256
@@ -185,7 +185,7 @@ def demo_models(seed: int = 0) -> DemoModels:
     """
     models = places(Scenario(seed=seed))
     if not all(map(is_intact, models)) and local_rank() == 0:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER)}
+        environment = {key: value for key, value in child_environment().items() if not key.startswith(LAUNCHER)}
         done = subprocess.run([sys.executable, "-m", "qsft.demo.foundation", str(seed)], env=environment, check=False)
         if done.returncode:
             raise ValueError("the demo's models could not be built; the reason stands above.")

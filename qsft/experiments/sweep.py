@@ -25,6 +25,7 @@ from qsft.files import read_json, shown, write_json
 from qsft.recipe.keys import read_word
 from qsft.recipe.recipe_file import Recipe, read_recipe, run_name
 from qsft.recipe.relaunch import LAUNCHER_OPTIONS, run_child, split_words
+from qsft.redaction import redact_words
 from qsft.run_directory import BASE, LAST, TRAINER_STATE, checkpoint_paths
 from qsft.targets.registry import TARGETS, make_target
 from qsft.train.checkpoints import resolve_checkpoint
@@ -159,7 +160,7 @@ class Sweep:
         evaluation = {EVAL: self.eval_request(run).as_json()}
         if run.target == BASE:
             return evaluation
-        return {TRAIN: {"recipe": self.recipe, "overrides": self.recipe_overrides}, **evaluation}
+        return {TRAIN: {"recipe": self.recipe, "overrides": redact_words(self.recipe_overrides)}, **evaluation}
 
     def plan(self) -> str:
         """Return a table of the runs and of the steps each still needs.
@@ -179,10 +180,16 @@ class Sweep:
         for number, run in enumerate(self.runs, 1):
             for step, command in self.commands(run).items():
                 if step not in self.completed(run):
-                    print(f"\n[{number}/{len(self.runs)}] {run.name}: {step}\n{shlex.join(command[1:])}", flush=True)
+                    shown_command = shlex.join(redact_words(command[1:]))
+                    print(f"\n[{number}/{len(self.runs)}] {run.name}: {step}\n{shown_command}", flush=True)
                     self._run_step(run, step, command)
         evaluations = {run.name: self.eval_request(run).output_dir for run in self.runs}
-        comparison = compare(list(evaluations.values()), self._published(), names=list(evaluations))
+        published = self._published()
+        if len(evaluations) == 1 and published is None:
+            [directory] = evaluations.values()
+            print(f"\nThe only run is evaluated in {shown(directory)}; there is nothing to compare it with.")
+            return
+        comparison = compare(list(evaluations.values()), published, names=list(evaluations))
         print(f"\n{comparison}\n{shown(comparison.write(self.output_dir / 'comparison'))}")
 
     def _published(self) -> str | None:

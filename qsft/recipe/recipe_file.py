@@ -20,7 +20,7 @@ from qsft.processes import is_main
 from qsft.recipe import packaged_directory
 from qsft.recipe.keys import DATASET_KEYS, RecipeSettings, keys, parse_words, read_word
 from qsft.recipe.relaunch import LAUNCHER_OPTIONS
-from qsft.redaction import remember_secrets
+from qsft.redaction import protect
 from qsft.targets.registry import TARGETS
 from qsft.validation import did_you_mean
 
@@ -106,7 +106,7 @@ def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) 
         values[key] = _as_dict(key, values.get(key)) | changed
     if "eval_protocol" in given:
         values.pop("target_protocols", None)
-    remember_secrets(values)
+    values = protect(values)
     name = "run" if path is None else path.stem
     hparams = _as_dict("target_kwargs", given.get("target_kwargs")) | entries.get("target_kwargs", {})
     default_output_dir = f"runs/{name}-{run_name(values.get('target', DEFAULT_TARGET), hparams)}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qsft.files import read_json, write_json
+from qsft.redaction import redact
 from qsft.run_directory import RECIPE_RECORD, run_of
 
 
@@ -35,7 +36,7 @@ class RecipeRecord:
         return self.values.get("model_name_or_path")
 
     def write(self, directory: str | Path) -> None:
-        write_json(Path(directory, RECIPE_RECORD), asdict(self))
+        write_json(Path(directory, RECIPE_RECORD), redact(asdict(self)))
 
 
 def read_recipe_record(path: str | Path) -> RecipeRecord | None:

@@ -1,97 +1,148 @@
-"""`qsft train … --accelerate_config NAME`: accelerate's launcher as a child that signals do not break.
+"""`qsft train … --accelerate_config NAME`: run accelerate's launcher as a child that signals do not break.
 
 torch's launcher answers a signal with a traceback and exit code 1, and kills its processes after 30 s, however cleanly
-they end. So it runs in a process group of its own, out of reach of Ctrl-C, and signals go to the training processes
-alone: they write a checkpoint and exit with 0, and so does the launcher.
+they end. So it runs in a process group of its own, which Ctrl-C does not reach, and signals go to the training
+processes alone: they write a checkpoint and exit with 0, and so does the launcher.
 """
 
-import os
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
+import yaml
 
-from qsft.processes import launched
+from qsft.processes import child_environment, launched
 from qsft.recipe import packaged_directory
+from qsft.redaction import redact_words
+from qsft.validation import did_you_mean
 
 # The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
 LAUNCHER_OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
+# How the user started this process, where a launcher stands between; the message at a stop prints it.
+COMMAND_VARIABLE = "QSFT_COMMAND"
+SHUTDOWN_SECONDS = "600"  # a cluster may signal every process it finds, the launcher too
 
 
-def relaunch(config: str, words: list[str]) -> int:
-    """Run the words under `accelerate launch` with the given configuration; the launcher's exit code."""
+def relaunch(config: str, words: Sequence[str]) -> int:
+    """Run `qsft train WORDS` under `accelerate launch` and return the launcher's exit code.
+
+    Args:
+        config: A file of `accelerate config`, or the name of one in recipes/accelerate/.
+        words: Recipe, keys and the launcher's options.
+
+    Raises:
+        ValueError: There is no such configuration, it needs a library that is not installed, or accelerate already
+            launched this process.
+    """
     if launched():
         raise ValueError("--accelerate_config is for `qsft train` itself; accelerate launched this process already.")
-    command = accelerate_command(config, words)
-    print(shlex.join(command), flush=True)
-    own, _ = split_words(words, LAUNCHER_OPTIONS)
-    # A cluster may signal every process it finds: then the launcher's patience counts after all.
-    env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", **os.environ}
-    env["QSFT_COMMAND"] = shlex.join(["qsft", "train", "--accelerate_config", config, *own])
-    return run_child(command, env, launcher=True)[0]
+    file = find_accelerate_config(config)
+    check_libraries(file)
+    launcher_words, training_words = split_words(words, LAUNCHER_OPTIONS)
+    command = accelerate_command(file, launcher_words, training_words)
+    print(shlex.join(redact_words(command)), flush=True)
+    environment = child_environment()
+    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_SECONDS)
+    environment[COMMAND_VARIABLE] = shlex.join(["qsft", "train", "--accelerate_config", config, *launcher_words])
+    code, _ = run_child(command, environment, is_launcher=True)
+    return code
 
 
-def run_child(command: list[str], env: dict[str, str] | None = None, launcher: bool = False) -> tuple[int, bool]:
-    """Run a command in a process group of its own to its end: its exit code, and whether a signal was passed on to it.
+def find_accelerate_config(config: str) -> Path:
+    """Return the file of an accelerate configuration, given by path or by the name of a packaged one."""
+    packaged = {file.stem: file for file in sorted(packaged_directory().glob("accelerate/*.yaml"))}
+    if config in packaged:
+        return packaged[config]
+    if Path(config).is_file():
+        return Path(config)
+    raise ValueError(
+        f"there is no accelerate configuration {config!r}.{did_you_mean(config, packaged)} Give a file, or one of "
+        f"{', '.join(packaged)}."
+    )
 
-    Ctrl-C and SIGTERM go to the child, or to a launcher's children; a lost terminal ends the child. The exit code is
-    128 + n where signal n killed it, in the shell's way.
+
+def check_libraries(config: Path) -> None:
+    """Raise ValueError for a DeepSpeed configuration where DeepSpeed is not installed."""
+    try:
+        content: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{config} is not a YAML file: {error}") from error
+    kind = content.get("distributed_type") if isinstance(content, dict) else None
+    if kind == "DEEPSPEED" and find_spec("deepspeed") is None:
+        raise ValueError(
+            f"{config.stem} needs DeepSpeed, which is not installed. Run pip install 'qsft[deepspeed]', or use "
+            "--accelerate_config fsdp2, which needs PyTorch only."
+        )
+
+
+def accelerate_command(config: Path, launcher_words: Sequence[str], training_words: Sequence[str]) -> list[str]:
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(config)]
+    return [*launcher, *launcher_words, "-m", "qsft", "train", *training_words]
+
+
+def run_child(
+    command: list[str], environment: dict[str, str] | None = None, *, is_launcher: bool = False
+) -> tuple[int, bool]:
+    """Run a command in a process group of its own and return its exit code and whether a signal was passed on to it.
+
+    Ctrl-C and SIGTERM go to the child, or to the children of a launcher; a lost terminal ends the child. The exit code
+    is 128 + n where signal n killed it, as in a shell.
     """
-    child = subprocess.Popen(command, env=env, process_group=0)
-    came: list[int] = []
+    child = subprocess.Popen(command, env=environment or child_environment(), process_group=0)
+    received: list[int] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         if number != signal.SIGHUP:
             print("\nqsft: stopping after this step; a second Ctrl-C stops at once.", file=sys.stderr, flush=True)
         with suppress(psutil.NoSuchProcess):  # it may be ending just now
             process = psutil.Process(child.pid)
-            for receiver in process.children() if launcher and number != signal.SIGHUP else [process]:
+            to_children = is_launcher and number != signal.SIGHUP
+            for receiver in process.children() if to_children else [process]:
                 receiver.send_signal(number)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         numbers.append(signal.SIGHUP)
     with handled(pass_on, *numbers):
         code = child.wait()
-    return code if code >= 0 else 128 - code, bool(came)
+    return (code if code >= 0 else 128 - code), bool(received)
 
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
+    """Inside, the signals are handled by `handler`; afterwards by what handled them before."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, old in before.items():
+        for number, old in previous.items():
             signal.signal(number, old)
 
 
-def accelerate_command(config: str, words: list[str]) -> list[str]:
-    """The `accelerate launch` command; `config` is a file or the name of one of recipes/accelerate/."""
-    named = {file.stem: file for file in sorted(packaged_directory().glob("accelerate/*.yaml"))}
-    path = Path(config) if Path(config).is_file() else named.get(config)
-    if path is None:
-        raise ValueError(f"there is no accelerate configuration {config!r}. Give a file, or one of {', '.join(named)}.")
-    own, rest = split_words(words, LAUNCHER_OPTIONS)
-    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(path)]
-    return [*launcher, *own, "-m", "qsft", "train", *rest]
-
-
 def split_words(words: Sequence[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """(the `--name value` and `--name=value` words among `names`, all other words), each in order."""
-    own: list[str] = []
-    rest: list[str] = []
+    """Return the `--name value` and `--name=value` words of some options, and all other words, each in order.
+
+    >>> split_words(["--seed", "1", "--num_processes=2"], ("num_processes",))
+    (['--num_processes=2'], ['--seed', '1'])
+    """
+    selected: list[str] = []
+    others: list[str] = []
     value_follows = False
     for word in words:
         name, equals, _ = word[2:].partition("=")
-        named = word.startswith("--") and name.replace("-", "_") in names
-        (own if named or value_follows else rest).append(word)
-        value_follows = named and not equals
-    return own, rest
+        is_selected = word.startswith("--") and name.replace("-", "_") in names
+        if is_selected or value_follows:
+            selected.append(word)
+        else:
+            others.append(word)
+        value_follows = is_selected and not equals
+    return selected, others

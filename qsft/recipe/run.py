@@ -25,12 +25,11 @@ from qsft.recipe.job import Job, configure, on_this_device
 from qsft.recipe.prepare import curate_job, load_student_tokenizer, make_models, prepare
 from qsft.recipe.recipe_file import Recipe, read_recipe
 from qsft.recipe.record import RecipeRecord
-from qsft.recipe.relaunch import handled, split_words
+from qsft.recipe.relaunch import COMMAND_VARIABLE, handled, split_words
+from qsft.redaction import redact_words
 from qsft.teacher.cache import TeacherCache
 from qsft.train.checkpoints import check_complete, describe_existing_run, move_previous_run, resolve_checkpoint
 from qsft.train.config import as_dict
-
-RELAUNCHED_COMMAND = "QSFT_COMMAND"  # how the user started this process, where a launcher stands between
 
 
 def train(recipe: Recipe) -> None:
@@ -193,7 +192,7 @@ def resume_message(job: Job, step: int) -> str:
     checkpoint = f"{shown(job.recipe.output_dir)}/checkpoint-{step}"
     recipe = [job.recipe.address] if job.recipe.path else []
     _, overrides = split_words(job.recipe.overrides, ("resume_from_checkpoint",))
-    relaunched = os.environ.get(RELAUNCHED_COMMAND)
+    relaunched = os.environ.get(COMMAND_VARIABLE)
     hint = ""
     if relaunched is not None:
         started = relaunched
@@ -202,5 +201,5 @@ def resume_message(job: Job, step: int) -> str:
         started = "qsft train" if is_command else "accelerate launch"
         if job.processes > 1:
             hint = " and the launcher's options of this run"
-    command = f"{started} {shlex.join([*recipe, *overrides, '--resume_from_checkpoint', checkpoint])}"
+    command = f"{started} {shlex.join([*recipe, *redact_words(overrides), '--resume_from_checkpoint', checkpoint])}"
     return f"\nStopped after step {step}; the checkpoint is {checkpoint}. Continue with this{hint}:\n  {command}"

@@ -1,6 +1,7 @@
 """Reading a recipe: both languages of the file, overrides, and errors that name the line."""
 
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 from qsft.recipe.job import configure, divisors, split_batch
 from qsft.recipe.prepare import make_models
 from qsft.recipe.recipe_file import DEFAULT_TARGET, announce_recipe, find_recipe, packaged_recipes, read_recipe
-from qsft.recipe.relaunch import accelerate_command, split_words
+from qsft.recipe.relaunch import (
+    LAUNCHER_OPTIONS,
+    accelerate_command,
+    find_accelerate_config,
+    relaunch,
+    run_child,
+    split_words,
+)
+from qsft.user_functions import import_function
 
 
 @pytest.fixture
@@ -184,12 +193,35 @@ def test_split_batch_multiplies_to_the_global_batch_or_names_counts_that_work(gl
 
 
 def test_accelerate_config_becomes_an_accelerate_command():
-    command = accelerate_command("zero3", ["recipes/x.yaml", "--num_processes", "4", "--seed", "1"])
+    words, rest = split_words(["recipes/x.yaml", "--num_processes", "4", "--seed", "1"], LAUNCHER_OPTIONS)
+    command = accelerate_command(find_accelerate_config("zero3"), words, rest)
     assert command[2:4] == ["accelerate.commands.accelerate_cli", "launch"]
     assert command[5].endswith("accelerate/zero3.yaml")
     assert command[6:] == ["--num_processes", "4", "-m", "qsft", "train", "recipes/x.yaml", "--seed", "1"]
-    with pytest.raises(ValueError, match="one of cpu, ddp"):
-        accelerate_command("zero9", [])
+    with pytest.raises(ValueError, match="Did you mean 'zero3' or 'zero2'"):
+        find_accelerate_config("zero9")
+
+
+def test_deepspeed_that_is_not_installed_is_an_error_before_anything_starts(monkeypatch):
+    monkeypatch.setattr("qsft.recipe.relaunch.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="zero3 needs DeepSpeed, which is not installed"):
+        relaunch("zero3", ["demo"])
+
+
+def test_python_files_in_the_working_directory_are_not_run_by_child_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("open('executed', 'w').close()")
+    code, _ = run_child([sys.executable, "-m", "json.tool", "--help"])
+    assert code == 0
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_function_of_the_working_directory_is_found_and_the_directory_is_not_kept_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "own_functions_of_a_user.py").write_text("def rows(seed):\n    return seed\n")
+    assert import_function("own_functions_of_a_user:rows", "dataset_name")(3) == 3
+    assert str(tmp_path) not in sys.path
 
 
 def test_split_words_takes_one_value_each_and_keeps_the_order():
@@ -291,7 +323,7 @@ def test_functions_that_a_recipe_names_are_called_by_prepare_and_not_by_configur
 
 def test_a_function_that_does_not_exist_is_named(recipe_file):
     job = configure(read_recipe("demo", ["--model_name_or_path", "nosuch_module:model"]), processes=1)
-    with pytest.raises(ValueError, match="model_name_or_path 'nosuch_module:model' cannot be imported"):
+    with pytest.raises(ValueError, match="model_name_or_path 'nosuch_module:model' cannot be loaded"):
         make_models(job)
 
 

@@ -1,4 +1,5 @@
 import json
+from datetime import datetime, timedelta
 
 import pytest
 from datasets import Dataset, DatasetDict
@@ -95,3 +96,76 @@ def test_wrong_data_sets_are_explained(qsft, teacher, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             qsft("build", "--dataset_path", tmp_path / name, "--teacher", teacher, "--output_dir", tmp_path / "c")
+
+
+@pytest.fixture
+def default_caches(tmp_path, monkeypatch, build, documents, teacher, tiny_model, tiny_tokenizer):
+    """Two caches in the default root, the second last used 100 days ago."""
+    from qsft.teacher.format import complete
+
+    root = tmp_path / "root" / "teachers"
+    root.mkdir(parents=True)
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path / "root"))
+    build(Dataset.from_list(documents(5)), "root/teachers/fresh-0123", teacher=teacher)
+    tiny_model(seed=1).save_pretrained(tmp_path / "old teacher")
+    with monkeypatch.context() as patch:
+        patch.setattr(complete, "datetime", LongAgo)
+        build(documents(5), "root/teachers/old-4567", teacher=tmp_path / "old teacher")
+    return root
+
+
+class LongAgo(datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.now(tz) - timedelta(days=100)
+
+
+def test_list_names_teacher_size_last_use_and_data(qsft, default_caches, teacher, capsys):
+    assert qsft("list") == 0
+    text = capsys.readouterr().out
+    old, fresh = text.index("old-4567"), text.index("fresh-0123")
+    assert old < fresh  # the least recently used first
+    assert f"{teacher} (float32, exact, k=8)" in text
+    assert "5 documents" in text
+    assert datetime.now().astimezone().strftime("%Y-%m-%d") in text[fresh:]
+    assert (datetime.now().astimezone() - timedelta(days=100)).strftime("%Y-%m-%d") in text[old:fresh]
+    assert "2 caches" in text
+
+
+def test_list_of_an_empty_root_says_where_it_looked(qsft, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path))
+    assert qsft("list") == 0
+    assert f"there are no teacher caches in {tmp_path / 'teachers'}" in capsys.readouterr().out
+
+
+def test_prune_asks_and_removes_by_age_or_name(qsft, default_caches, monkeypatch, capsys):
+    with pytest.raises(ValueError, match="nothing selected"):
+        qsft("prune")
+    (default_caches / "old-4567" / "notes.txt").write_text("not ours")
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert qsft("prune", "--older_than", 90) == 1
+    assert len(list(default_caches.iterdir())) == 2
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    assert qsft("prune", "--older_than", 90) == 0
+    assert "removed 1 caches" in capsys.readouterr().out
+    assert [path.name for path in (default_caches / "old-4567").iterdir()] == ["notes.txt"]
+    assert qsft("prune", "--name", "nobody", "--yes") == 0
+    assert (default_caches / "fresh-0123").is_dir()
+    assert qsft("prune", "--name", "fresh", "--yes") == 0
+    assert not (default_caches / "fresh-0123").exists()
+
+
+def test_a_cache_in_use_is_not_old(qsft, default_caches, build, documents, tmp_path, capsys):
+    build(documents(5), "root/teachers/old-4567", teacher=tmp_path / "old teacher")
+    assert qsft("prune", "--older_than", 90, "--yes") == 0
+    assert "matches" in capsys.readouterr().out
+    assert len(list(default_caches.iterdir())) == 2
+
+
+def test_prune_without_a_terminal_removes_nothing(qsft, default_caches, monkeypatch):
+    def no_terminal(question):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", no_terminal)
+    assert qsft("prune", "--older_than", 1) == 1
+    assert len(list(default_caches.iterdir())) == 2

@@ -1,3 +1,4 @@
+import json
 import os
 import tracemalloc
 from dataclasses import asdict, replace
@@ -256,3 +257,31 @@ def test_what_is_no_file_but_named_like_a_shard_is_named_and_keeps_nobody_waitin
     report = verify_cache(cache.path)
     assert list(report.problems) == [intruder.name]
     assert report.drop() == len(cache)
+
+
+@pytest.mark.parametrize("encoding", ["exact", "compact"])
+def test_one_flipped_bit_in_any_field_is_found(build, documents, encoding):
+    cache = build(documents(6), cache_encoding=encoding, top_k=16)
+    [path] = published_shards(cache.path)
+    raw = path.read_bytes()
+    header_size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + header_size])
+    fields = {"header length": (0, 8), "header": (8, 8 + header_size)}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            fields[name] = (8 + header_size + start, 8 + header_size + end)
+    assert {"keys", "positions", "offsets", "crc", "payload", "sample_tokens", "sample_offsets"} <= set(fields)
+    for name, (start, end) in fields.items():
+        for place in {start, (start + end) // 2, end - 1}:
+            for bit in (1, 128):
+                path.write_bytes(raw[:place] + bytes([raw[place] ^ bit]) + raw[place + 1 :])
+                assert path.name in verify_cache(cache.path).problems, f"bit {bit} of byte {place} in {name}"
+    path.write_bytes(raw)
+    for name in (MANIFEST, "vocabulary.json", "complete.json"):
+        content = (cache.path / name).read_bytes()
+        for place in range(0, len(content), max(1, len(content) // 20)):
+            (cache.path / name).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            assert name in verify_cache(cache.path).problems, f"byte {place} of {name}"
+        (cache.path / name).write_bytes(content)
+    assert verify_cache(cache.path).ok

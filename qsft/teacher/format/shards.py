@@ -198,6 +198,7 @@ class Shard:
         if not path.is_file():  # opening a FIFO would block for ever
             raise DamagedShard(path, "it is not a regular file")
         try:
+            path.open("rb").close()  # safetensors reports a file that may not be read as missing
             with safe_open(path, framework="numpy") as file:
                 header = json.loads((file.metadata() or {})["qsft"])
                 self.identity = header["identity"]

@@ -1,11 +1,13 @@
-"""Files that a kill, a full disk or a second writer never leaves half written, and JSON that says where it is broken.
+"""Atomic file writes, and JSON with errors that name the file and the line.
 
-Everything is written under a unique temporary name beside its place, synced, then renamed: a reader sees the old
-content or the new one. JSON lines are appended whole; what a kill tore off is cut before the next line is written.
+A file is written under a unique temporary name in the same directory, synced, then renamed: a reader sees the old
+content or the new one, after a kill and on a full disk as well. JSON lines are appended one by one; an incomplete last
+line is removed before the next one is written.
 """
 
 import errno
 import json
+import math
 import mmap
 import os
 import re
@@ -20,22 +22,30 @@ from qsft.redaction import redact_text
 TEMPORARY = ".tmp"
 TRIES = 3
 STALE_SECONDS = 3600  # a temporary file lives for seconds; one this old belongs to a process that was killed
-_OURS = re.compile(r".+\.[0-9a-f]{32}\.tmp")
+_TEMPORARY_NAME = re.compile(r".+\.[0-9a-f]{32}\.tmp")
 
 
-class NoSpace(OSError):
-    """The disk is full; what was published stays."""
+class DiskFullError(OSError):
+    """The disk is full. Files that were published before stay valid."""
 
 
 def publish(path: Path, content: bytes | str, *, exclusive: bool = False, what: str = "the file") -> bool:
-    """Give `path` this content in one step; False when `exclusive` and `path` was there already.
+    """Give a file its content in one step, and return whether it was written.
 
-    Secrets that the user gave as options are replaced in text.
+    Args:
+        path: The file.
+        content: Its content. In text, secrets that the user gave as options are replaced.
+        exclusive: Write only if the file does not exist; False is returned where it does.
+        what: What the file is, for the message of an error.
+
+    Raises:
+        DiskFullError: There is no space left.
+        OSError: The directory cannot be written.
     """
     data = redact_text(content).encode() if isinstance(content, str) else content
     with _explained(path.parent, what, len(data)):
         for _ in range(TRIES - 1):
-            with suppress(FileNotFoundError):  # somebody cleaned the temporary file away: write it again
+            with suppress(FileNotFoundError):  # another process removed the temporary file: write it again
                 return _publish(path, data, exclusive)
         return _publish(path, data, exclusive)
 
@@ -79,37 +89,38 @@ def _share_like_directory(path: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that nobody else has and that `make_directory` recognises as a leftover."""
+    """Return a unique name in the same directory, which `make_directory` recognizes as temporary."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
 
 
 def make_directory(path: Path, what: str = "the directory") -> None:
-    """Create a directory, and remove what killed processes of ours left half written in it."""
+    """Create a directory, and remove temporary files that killed processes left in it."""
     with _explained(path, what):
         path.mkdir(parents=True, exist_ok=True)
-        leftovers = [entry for entry in path.iterdir() if _OURS.fullmatch(entry.name)]
+        leftovers = [entry for entry in path.iterdir() if _TEMPORARY_NAME.fullmatch(entry.name)]
         # Their age is counted from a file made now: clocks of machines that share a file system differ by hours.
         now = _time_of_file_system(path) if leftovers else 0.0
         for leftover in leftovers:
-            # Gone: another process removed or published it. Forbidden: it is another user's, and harms nobody.
+            # It may be gone (removed or published by another process) or belong to another user.
             with suppress(FileNotFoundError, PermissionError):
                 if now - leftover.stat().st_mtime > STALE_SECONDS:
                     leftover.unlink()
 
 
-def probe(path: Path, what: str = "the directory") -> None:
-    """OSError now, before hours of computing, when nothing can be written into `path`."""
+def check_writable(path: Path, what: str = "the directory") -> None:
+    """Raise OSError if nothing can be written into a directory: before hours of computing, not after."""
     with _explained(path, what):
         _time_of_file_system(path)
 
 
 @contextmanager
 def _explained(directory: Path, what: str, needed: int = 0) -> Iterator[None]:
+    """Turn the system's errors into messages that say what to do."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise NoSpace(
+            raise DiskFullError(
                 f"no space left in {directory}: the next {needed / 1e6:.1f} MB of {what} do not fit. "
                 "What was published stays valid. Free some space and rerun the command: it continues."
             ) from error
@@ -126,59 +137,61 @@ def _explained(directory: Path, what: str, needed: int = 0) -> Iterator[None]:
 
 
 def shown(path: str | Path) -> str:
-    """A path as the user at this terminal would type it: relative where it lies below the current directory.
+    """Return a path as the user would type it: relative to the current directory where it is below it.
 
-    Elsewhere it stays whole: `~` would not survive the quotes of the commands that are printed.
+    Other paths stay absolute, since `~` would not be expanded inside the quotes of printed commands.
 
     >>> shown(Path.cwd() / "runs" / "mine")
     'runs/mine'
     """
-    below = Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
-    return str(Path(path).relative_to(Path.cwd())) if below else str(path)
+    if Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd()):
+        return str(Path(path).relative_to(Path.cwd()))
+    return str(path)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON for people; a number that does not exist (an error of one problem) is null."""
-    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write indented JSON; NaN is written as null."""
+    write_text(path, json.dumps(_nan_as_none(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all, with its directory."""
+    """Write a text file in one step, and create its directory."""
     with _explained(path.parent, "the directory"):
         path.parent.mkdir(parents=True, exist_ok=True)
     publish(path, text, what=path.name)
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSONL file in one step."""
     write_text(path, "".join(_line(row) for row in rows))
 
 
 def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
-    """Append one row and hand it to the system: a killed process loses only what was not handed over."""
+    """Append one object to an open JSONL file and flush it, so that a kill does not lose it."""
     file.write(redact_text(_line(row)))
     file.flush()
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file; a ValueError names the file, what is wrong with it and `remedy`."""
+    """Return the JSON object in a file; ValueError names the file, what is wrong with it, and the remedy."""
     return _json_object(path.read_bytes(), shown(path), remedy)
 
 
 def read_lines(path: Path, *, remedy: str = "Delete the line.") -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file; a line that is none is named. Blank lines are skipped."""
+    """Yield the objects of a JSONL file without blank lines; ValueError names a line that is not one."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _json_object(line, f"{shown(path)}:{number}", remedy)
 
 
-def cut_torn_line(path: Path) -> None:
-    """Cut a file after its last newline: a killed process may have written half a line behind it."""
+def remove_incomplete_line(path: Path) -> None:
+    """Truncate a file after its last newline: a killed process may have written a part of a line."""
     with path.open("rb+") as file:
-        if file.seek(0, os.SEEK_END):  # nothing cannot be mapped
+        if file.seek(0, os.SEEK_END):  # an empty file cannot be mapped
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                whole = content.rfind(b"\n") + 1
-            file.truncate(whole)
+                end = content.rfind(b"\n") + 1
+            file.truncate(end)
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -186,7 +199,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _json_object(content: bytes, where: str, remedy: str) -> dict[str, Any]:
-    """The JSON object that `content` is; a ValueError says `where` it is none, and the `remedy`."""
+    """Return the JSON object of a content; ValueError says where it is not one, why, and the remedy."""
     try:
         value = json.loads(content.decode())
         if isinstance(value, dict):
@@ -199,16 +212,18 @@ def _json_object(content: bytes, where: str, remedy: str) -> dict[str, Any]:
     raise ValueError(f"{where}: {why}. {remedy}")
 
 
-def _finite(content: Any) -> Any:
+def _nan_as_none(content: Any) -> Any:
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: _nan_as_none(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and content != content else content
+        return [_nan_as_none(value) for value in content]
+    if isinstance(content, float) and math.isnan(content):
+        return None
+    return content
 
 
 def _claim(temporary: Path, path: Path) -> bool:
-    """Give `temporary` the name `path` unless it is taken; atomic where the file system knows hard links."""
+    """Rename a temporary file unless the name is taken; atomic where the file system has hard links."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -221,6 +236,7 @@ def _claim(temporary: Path, path: Path) -> bool:
 
 
 def _time_of_file_system(directory: Path) -> float:
+    """The modification time that a file written now gets: machines that share a disk may have different clocks."""
     fresh = temporary_name(directory / "probe")
     try:
         fresh.touch()

@@ -1,11 +1,13 @@
-"""Digests that tell two things apart: contents, files, weights, configurations.
+"""Digests of contents, files, weights and configurations.
 
 All are 128 bits of BLAKE2 as 32 hex digits. Weight files of many gigabytes are sampled (header and 256 blocks), since
-two fine-tunes share the header but not their values; a model in memory is read whole, at about a second per gigabyte.
+two fine-tuned models share the header but not the values; a model in memory is read completely, at about a second per
+gigabyte.
 """
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig
 
-BLOCK, BLOCKS = 4096, 256
+BLOCK = 4096  # bytes
+BLOCKS = 256
 SAMPLED_VALUES = 1024  # per parameter
-# What a configuration says beside what the model computes: where it came from, how it is stored, run or decoded.
-_NOT_THE_MODEL = (
+# Entries of a configuration that do not change what the model computes: origin, storage, decoding.
+_NOT_COMPUTATION = (
     "_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures",
     "auto_map", "id2label", "label2id", "return_dict", "output_attentions", "output_hidden_states", "_commit_hash",
     "_attn_implementation", "_attn_implementation_autoset", "bos_token_id", "eos_token_id", "pad_token_id",
@@ -31,7 +34,7 @@ def digest(content: bytes) -> str:
 
 
 def digest_json(value: Any) -> str:
-    """The digest of JSON-able data, whatever the order of its keys."""
+    """Return the digest of data that JSON can represent, independent of the order of its keys."""
     return digest(json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode(errors="surrogatepass"))
 
 
@@ -41,19 +44,19 @@ def file_digest(path: Path) -> str:
 
 
 def weight_files(directory: Path) -> list[dict[str, Any]]:
-    """Name, size and sampled digest of every weight file: safetensors where there are any, else .bin."""
+    """Return name, size and sampled digest of every weight file: safetensors if there are any, else .bin."""
     found = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
     return [{"file": f.name, "bytes": f.stat().st_size, "digest": _sampled_digest(f)} for f in found]
 
 
 def model_directory_digest(directory: Path) -> str:
-    """The digest of a saved model: its weight files, and the JSON and template files that describe it, whole."""
+    """Return the digest of a saved model: its weight files, sampled, and its JSON and template files, complete."""
     described = sorted([*directory.glob("*.json"), *directory.glob("*.jinja"), *directory.glob("*.model")])
     return digest_json([weight_files(directory), [[file.name, file_digest(file)] for file in described]])
 
 
 def weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str:
-    """The digest of every value of these named parameters, in the order of their names."""
+    """Return the digest of all values of named parameters, in the order of their names."""
     import torch
 
     total = hashlib.blake2b(digest_size=16)
@@ -84,29 +87,38 @@ def sampled_weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str | 
 
 
 def config_digest(config: "PretrainedConfig") -> str:
-    """The digest of what a configuration says about the computation: shapes, rope, norms, activation, caps."""
+    """Return the digest of the entries that determine the computation: shapes, rope, norms, activation, caps."""
     return digest_json(_computation(config.to_diff_dict()))
 
 
 def config_file_digest(path: Path, overrides: Mapping[str, Any]) -> str:
-    """The same of a config.json and what replaces its keys at loading; other versions of transformers read it alike."""
+    """Return the same digest of a config.json with some keys replaced, independent of the version of transformers."""
     return digest_json(_computation(json.loads(path.read_bytes()) | dict(overrides)))
 
 
 def _computation(values: Any) -> Any:
+    """The entries of a configuration that determine what the model computes."""
     if isinstance(values, dict):
-        kept = (name for name in values if name not in _NOT_THE_MODEL)
-        return {str(n): _computation(values[n]) for n in kept if not re.search("dropout|initializer", str(n))}
-    return [_computation(value) for value in values] if isinstance(values, list | tuple) else values
+        return {
+            str(name): _computation(value)
+            for name, value in values.items()
+            if name not in _NOT_COMPUTATION and not re.search("dropout|initializer", str(name))
+        }
+    if isinstance(values, list | tuple):
+        return [_computation(value) for value in values]
+    return values
 
 
 def _sampled_digest(path: Path) -> str:
-    """Digest of a safetensors header and of 256 blocks spread over the file; a small file is read whole."""
+    """Return the digest of a safetensors header and of 256 blocks spread over the file; all blocks of a small file."""
     size = path.stat().st_size
+    parts = []
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
-        parts = [file.read(min(header, size))] if path.suffix == ".safetensors" else []
-        count, last = min(BLOCKS, -(-size // BLOCK)), max(size - BLOCK, 0)
+        if path.suffix == ".safetensors":
+            parts.append(file.read(min(header, size)))
+        count = min(BLOCKS, math.ceil(size / BLOCK))
+        last = max(size - BLOCK, 0)
         for i in range(count):
             file.seek(round(i * last / max(count - 1, 1)))
             parts.append(file.read(BLOCK))

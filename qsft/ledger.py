@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-from qsft.files import cut_torn_line, read_lines, shown, write_line, write_lines
+from qsft.files import read_lines, remove_incomplete_line, shown, write_line, write_lines
 from qsft.fingerprints import digest_json
 from qsft.processes import Group
 from qsft.run_directory import previous_runs_directory
@@ -122,7 +122,7 @@ class Ledger:
     def repair(self, stage: str) -> None:
         """Remove what a kill left behind the last complete line of each file."""
         for path in self._parts(stage):
-            cut_torn_line(path)
+            remove_incomplete_line(path)
 
     def files(self, stage: str) -> list[Path]:
         """The files of a stage."""

@@ -1,8 +1,8 @@
-"""One HTML file that works offline: the shell that every page of qsft is poured into.
+"""HTML pages that work offline: one file with everything in it.
 
-`page` wraps a body in title, light and dark colours and keyboard-friendly controls; `figure` is a Plotly figure in it.
-Plotly's own script is inlined, compressed: a page is one file of about 2 MB that needs no network. No request leaves
-it, whatever a document in it says: see the content security policy in static/shell.html.
+`page` adds title, light and dark colors and keyboard-friendly controls to a body; `figure` is a Plotly figure in it.
+Plotly's script is inlined and compressed, so a page is one file of about 2 MB that needs no network. The content
+security policy in static/shell.html allows no request, whatever a document shown on the page contains.
 """
 
 import base64
@@ -20,12 +20,27 @@ from qsft.files import write_text
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-# Okabe and Ito's colours, told apart with every common kind of colour blindness. A page shows each as the style sheet's
-# colour of that role, which suits the theme; in a notebook they are what they are.
-BLUE, ORANGE, GREEN, PINK, SKY, YELLOW = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
-GREY, PAPER = "#5B636D", "#FFFFFF"
-COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW)
-ROLES = dict(zip((*COLOURS, GREY, PAPER), ("accent", "warm", "good", "pink", "sky", "yellow", "muted", "card")))
+# Okabe and Ito's colors, which can be distinguished with every common kind of color blindness. On a page each is
+# replaced by the style sheet's color of its role, which suits the theme; in a notebook they are used as they are.
+BLUE = "#0072B2"
+ORANGE = "#D55E00"
+GREEN = "#009E73"
+PINK = "#CC79A7"
+SKY = "#56B4E9"
+YELLOW = "#E69F00"
+GREY = "#5B636D"
+PAPER = "#FFFFFF"
+COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW)
+ROLES = {
+    BLUE: "accent",
+    ORANGE: "warm",
+    GREEN: "good",
+    PINK: "pink",
+    SKY: "sky",
+    YELLOW: "yellow",
+    GREY: "muted",
+    PAPER: "card",
+}
 
 
 def page(
@@ -38,15 +53,21 @@ def page(
     style: str = "",
     plotly: bool = False,
 ) -> str:
-    """A whole HTML document around `body`, which is HTML (escape what users wrote with `escape`).
+    """Return a complete HTML document.
 
-    `lede` is one plain sentence under the title. `data` reaches `script` as `qsft.data` (JSON, so text in it stays
-    text); `script` runs once data and Plotly are there. Plotly is inlined when the body has a figure, or on request.
+    Args:
+        title: Text of the title.
+        body: HTML; what users wrote must be escaped with `escape`.
+        lede: One plain sentence under the title.
+        data: What the script reads as `qsft.data`. It is JSON, so text in it stays text.
+        script: JavaScript that runs once data and Plotly are loaded.
+        style: Further CSS.
+        plotly: Inline Plotly even if the body has no figure.
     """
     blobs = {"plotly": _plotly()} if plotly or 'class="plot"' in body else {}
     if data is not None:
         blobs["data"] = packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
-    roles = json.dumps({",".join(map(str, bytes.fromhex(colour[1:]))): role for colour, role in ROLES.items()})
+    roles = json.dumps({",".join(map(str, bytes.fromhex(color[1:]))): role for color, role in ROLES.items()})
     shell = static("qsft", "shell.js").replace("/* roles */ {}", roles)
     return static("qsft", "shell.html").format(
         title=escape(title),
@@ -59,7 +80,14 @@ def page(
 
 
 def figure(fig: "Figure", caption: str, *, height: int = 360, table: str = "") -> str:
-    """A Plotly figure as HTML for `page`, in its theme; screen readers say the caption, `table` holds its numbers."""
+    """Return a Plotly figure as HTML for `page`.
+
+    Args:
+        fig: The figure.
+        caption: The text under it, which screen readers read.
+        height: In pixels.
+        table: HTML of a table with the figure's numbers.
+    """
     spec = fig.to_plotly_json()
     spec["layout"].pop("template", None)
     from plotly.utils import PlotlyJSONEncoder
@@ -75,7 +103,7 @@ def figure(fig: "Figure", caption: str, *, height: int = 360, table: str = "") -
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
-    """An HTML table; cells are escaped, numbers are aligned right, a narrow screen scrolls it sideways."""
+    """Return an HTML table. Cells are escaped, numbers aligned right; a narrow screen scrolls it sideways."""
     numeric = [bool(rows) and _is_number(value) for value in (rows[0] if rows else columns)]
     head = "".join(
         f'<th scope="col"{" class=number" if right else ""}>{escape(column)}</th>'
@@ -91,34 +119,35 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
 
 
 def items(sentences: Iterable[str]) -> str:
+    """Return an HTML list."""
     return f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
 def write_page(path: str | Path, text: str) -> Path:
-    """Write a page whole or not at all; where it is."""
+    """Write a page in one step and return its path."""
     path = Path(path)
     write_text(path, text)
     return path
 
 
 def escape(text: object) -> str:
-    """Text as it may stand in HTML, inside or outside an attribute."""
+    """Return text escaped for HTML, inside or outside an attribute."""
     return html.escape(str(text), quote=True)
 
 
 def packed(text: str, level: int = 9) -> str:
-    """Text as base64 of gzip, which the shell unpacks: nothing in it can end a script or start a tag."""
+    """Return text as base64 of gzip, which the page unpacks: nothing in it can end a script or start a tag."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=level, mtime=0)).decode()
 
 
 def static(package: str, name: str) -> str:
-    """A style sheet or script that comes with `package`."""
+    """Return a style sheet or script that comes with a package."""
     return (files(package) / "static" / name).read_text(encoding="utf-8")
 
 
-def faint(colour: str) -> str:
-    """One of COLOURS, see-through: for bands and areas."""
-    red, green, blue = bytes.fromhex(colour[1:])
+def faint(color: str) -> str:
+    """Return a color of COLORS as a transparent one, for bands and areas."""
+    red, green, blue = bytes.fromhex(color[1:])
     return f"rgba({red}, {green}, {blue}, 0.18)"
 
 

@@ -1,7 +1,7 @@
-"""This process among those of a launch: which one it is, how it waits for the others, how it exits.
+"""This process among those of a launch: its rank, waiting for the others, the environment of children, its exit.
 
-Ranks are read from the launcher's environment, here and nowhere else: asking accelerate for them would start its
-process group, with a backend that the training configuration has not chosen yet.
+Ranks are read from the launcher's environment, here and nowhere else: accelerate's own state would start the process
+group, with a backend that the training configuration has not chosen yet.
 """
 
 import atexit
@@ -14,22 +14,22 @@ from typing import Any, NoReturn
 
 
 def rank() -> int:
-    """This process's number among all of the launch."""
+    """Return this process's number among all processes of the launch."""
     return int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
-    """How many processes the launcher started, on all machines."""
+    """Return the number of processes that the launcher started, on all machines."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:
-    """This process's number on its machine."""
+    """Return this process's number on its machine."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def is_main() -> bool:
-    """Whether this is the process that prints and writes what is written once."""
+    """Whether this is the process that prints, and writes files that are written once."""
     return rank() == 0
 
 
@@ -47,7 +47,7 @@ def child_environment(**more: str) -> dict[str, str]:
 
 
 class Group:
-    """The processes that share a piece of work: started by accelerate or torchrun, or this one alone."""
+    """The processes that share work: those that accelerate or torchrun started, or this one alone."""
 
     def __init__(self) -> None:
         self._state: Any = None
@@ -57,22 +57,28 @@ class Group:
 
             # One process may work for hours longer than another; the others wait for it.
             self._state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
-        self.rank: int = self._state.process_index if self._state else 0
-        self.count: int = self._state.num_processes if self._state else 1
-        self.device: torch.device | None = self._state.device if self._state else None
+        self.rank = 0
+        self.count = 1
+        self.device: torch.device | None = None
+        if self._state is not None:
+            self.rank = self._state.process_index
+            self.count = self._state.num_processes
+            self.device = self._state.device
 
     def wait(self) -> None:
         if self._state is not None:
             self._state.wait_for_everyone()
 
     def gather(self, items: list[Any]) -> list[Any]:
-        """What every process brings, in the order of processes."""
+        """Return the items of all processes, in the order of processes."""
         from accelerate.utils import gather_object
 
-        return list(gather_object(items)) if self._state is not None else items
+        if self._state is None:
+            return items
+        return list(gather_object(items))
 
     def end(self) -> None:
-        """Dissolve the group, without which gloo aborts at exit."""
+        """Destroy the process group; without this gloo aborts at exit."""
         if self._state is not None:
             self.wait()
             self._state.destroy_process_group()
@@ -80,7 +86,7 @@ class Group:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Destroy the process group on the way out, whatever happened."""
+    """Destroy the process group at the end, also after an error."""
     import torch
 
     try:
@@ -91,10 +97,10 @@ def process_group() -> Iterator[None]:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exit with `code`; among several processes without Python's finalisation, after everything registered for exit.
+    """Exit with a code; one of several processes skips Python's finalization, after the functions of atexit.
 
-    Now and then a finished process was aborted there (most likely a thread of gloo that asked for the interpreter), and
-    the launcher then calls a finished run failed.
+    A finished process was sometimes aborted during finalization (most likely by a thread of gloo that needed the
+    interpreter), and the launcher then reports a finished run as failed.
     """
     if world_size() > 1:
         atexit._run_exitfuncs()

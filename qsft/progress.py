@@ -1,4 +1,4 @@
-"""How far a piece of work is: a bar on a terminal, a plain line every ten seconds elsewhere, one line at its end."""
+"""Progress of long work: a bar on a terminal, a plain line every ten seconds elsewhere, and one line at the end."""
 
 import os
 import time
@@ -13,17 +13,31 @@ LINE_SECONDS = 10.0
 
 
 class Progress:
-    """`WHAT: 12/40 UNIT, TEXT, 0:31 left`; what was `done` before counts as done but not towards the rate."""
+    """Prints `WHAT: 12/40 UNIT, TEXT, 0:31 left`.
+
+    Args:
+        what: The work.
+        total: Units of work.
+        unit: Name of the unit.
+        done: Units that were complete before; they do not count for the rate.
+        show: Whether to print at all.
+        console: Where to print; standard error by default.
+    """
 
     def __init__(
         self, what: str, total: int, unit: str, *, done: int = 0, show: bool = True, console: Console | None = None
     ) -> None:
-        self.what, self.total, self.unit, self.done, self.text = what, total, unit, done, ""
-        self._resumed, self._show = done, show
+        self.what = what
+        self.total = total
+        self.unit = unit
+        self.done = done
+        self.text = ""
+        self._resumed = done
+        self._show = show
         self._console = console or Console(stderr=True)
         self._start = self._last_line = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-        # FORCE_COLOR, which a notebook's kernel sets, makes rich take any file for a terminal.
+        # With FORCE_COLOR, which a notebook's kernel sets, rich treats any file as a terminal.
         terminal = self._console.is_terminal and ("FORCE_COLOR" not in os.environ or self._console.file.isatty())
         live = show and terminal
         self._bar = Bar(*columns, TimeRemainingColumn(), console=self._console, transient=True, disable=not live)
@@ -39,7 +53,7 @@ class Progress:
             print(f"{self.line()}, {clock(self.seconds)} in all", file=self._console.file, flush=True)
 
     def advance(self, amount: int = 1, text: str = "") -> None:
-        """So much more is done; `text` is what else to say now (a rate, an accuracy)."""
+        """Add completed units; `text` is shown beside them (a rate, an accuracy)."""
         self.done += amount
         self.text = text
         self._bar.update(self._task, advance=amount, text=f"{self.done:,}/{self.total:,} {self.unit} {text}")
@@ -49,6 +63,7 @@ class Progress:
             print(self.line(), file=self._console.file, flush=True)
 
     def per_second(self, count: float) -> float:
+        """Return a count divided by the seconds since the start."""
         return count / max(self.seconds, 1e-9)
 
     @property
@@ -57,32 +72,40 @@ class Progress:
 
     def line(self) -> str:
         parts = [f"{self.what}: {self.done:,}/{self.total:,} {self.unit}", self.text]
-        fresh = self.done - self._resumed
-        if fresh and self.done < self.total:
-            parts.append(f"{clock((self.total - self.done) * self.seconds / fresh)} left")
+        completed_now = self.done - self._resumed
+        if completed_now and self.done < self.total:
+            seconds_left = (self.total - self.done) * self.seconds / completed_now
+            parts.append(f"{clock(seconds_left)} left")
         return ", ".join(filter(None, parts))
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 1:02:03 or 2:03."""
+    """Return seconds as 1:02:03 or 2:03.
+
+    >>> clock(3723), clock(123)
+    ('1:02:03', '2:03')
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """No bars of `datasets` and `transformers` between our own."""
+    """Inside, `datasets` and `transformers` show no progress bars."""
     import datasets
     from transformers.utils import logging
 
-    shown = (datasets.is_progress_bar_enabled(), logging.is_progress_bar_enabled())
+    datasets_bars = datasets.is_progress_bar_enabled()
+    transformers_bars = logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown[0]:
+        if datasets_bars:
             datasets.enable_progress_bars()
-        if shown[1]:
+        if transformers_bars:
             logging.enable_progress_bar()

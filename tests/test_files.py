@@ -9,12 +9,12 @@ import pytest
 
 from qsft.files import (
     STALE_SECONDS,
-    cut_torn_line,
+    check_writable,
     make_directory,
-    probe,
     publish,
     read_json,
     read_lines,
+    remove_incomplete_line,
     shown,
     temporary_name,
     write_json,
@@ -69,7 +69,7 @@ def test_a_torn_line_is_cut_and_the_rest_kept(tmp_path):
     with path.open("a") as file:
         write_line(file, {"a": "x" * 70_000})
         file.write('{"a": "' + "y" * 70_000)
-    cut_torn_line(path)
+    remove_incomplete_line(path)
     assert [len(str(row["a"])) for row in read_lines(path)] == [1, 70_000]
 
 
@@ -120,7 +120,7 @@ def test_a_file_in_the_way_is_named(tmp_path):
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="cannot be written"):
-        probe(tmp_path)
+        check_writable(tmp_path)
 
 
 @pytest.mark.parametrize(("path", "name"), [("{here}/runs/a", "runs/a"), ("runs/a", "runs/a"), ("/x", "/x")])

@@ -3,7 +3,7 @@ import re
 import plotly.graph_objects as go
 import pytest
 
-from qsft.page import BLUE, COLOURS, ROLES, escape, faint, figure, page, table, write_page
+from qsft.page import BLUE, COLORS, ROLES, escape, faint, figure, page, table, write_page
 
 
 def test_a_page_with_a_figure_is_one_small_file_that_asks_for_nothing(tmp_path):
@@ -46,6 +46,6 @@ def test_escape_is_safe_in_attributes():
 
 
 def test_the_palette_has_a_role_for_every_colour_and_a_faint_form():
-    assert set(COLOURS) < set(ROLES)
+    assert set(COLORS) < set(ROLES)
     assert faint(BLUE) == "rgba(0, 114, 178, 0.18)"
     assert '"0,114,178": "accent"' in page("Title", "")

@@ -1,7 +1,7 @@
-"""How a question is asked, a conversation written and a document joined: for training, evaluation and curation.
+"""Prompts, conversations and documents, for training, evaluation and curation alike.
 
 The base models of the paper come with a chat template (Qwen) or without one (Llama); the latter get the header
-format of their instruct siblings, so that student and teacher read the same prompt.
+format of their instruct versions, so that student and teacher read the same prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,20 +22,28 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 @dataclass(frozen=True)
 class Preset:
-    """A way to ask: a system turn (None: the template's own), what follows the question, with or without turns."""
+    """A prompt format.
+
+    Attributes:
+        system: The system turn; None for the template's own.
+        suffix: What follows the question.
+        chat: Whether the prompt is a conversation, or plain text.
+    """
 
     system: str | None = None
     suffix: str = ""
     chat: bool = True
 
     def prompt(self, question: str, options: Mapping[str, str] | None = None) -> str | list[dict[str, str]]:
-        """The conversation (or, without turns, the text) up to where the response begins; options as lines A. text."""
+        """Return the conversation (or the plain text) up to the response; options become lines `A. text`."""
         lines = [question, *(f"{letter}. {text}" for letter, text in (options or {}).items())]
         text = "\n".join(lines) + self.suffix
         if not self.chat:
             return text
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": text}]
+        turns = [{"role": "user", "content": text}]
+        if self.system is not None:
+            turns.insert(0, {"role": "system", "content": self.system})
+        return turns
 
 
 PRESETS = {
@@ -55,23 +63,23 @@ def find_preset(name: str) -> Preset:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: ids as they are, text with special tokens (one BOS), messages as `render` writes them."""
+    """Return the token ids of a prompt: ids unchanged, text with special tokens (one BOS), messages by `render`."""
     if isinstance(prompt, str):
-        marked = bool(tokenizer.bos_token) and prompt.startswith(str(tokenizer.bos_token))
-        return list(tokenizer(prompt, add_special_tokens=not marked)["input_ids"])
+        has_bos = bool(tokenizer.bos_token) and prompt.startswith(str(tokenizer.bos_token))
+        return list(tokenizer(prompt, add_special_tokens=not has_bos)["input_ids"])
     if not prompt or isinstance(prompt[0], int):
         return [int(token) for token in prompt]  # type: ignore[arg-type]
     return list(tokenizer(render(tokenizer, prompt), add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
 
 
 def render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message]) -> str:
-    """The text of a conversation up to the first response token, by the tokenizer's template or Llama-3's headers.
+    """Return the text of a conversation up to the first response token, by the chat template or Llama-3's headers.
 
-    It holds the special tokens it needs: tokenise it with `add_special_tokens=False`.
+    The text has its special tokens: tokenize it with `add_special_tokens=False`.
     """
-    written = [dict(turn) for turn in turns]
+    messages = [dict(turn) for turn in turns]
     if tokenizer.chat_template:
-        return str(tokenizer.apply_chat_template(written, tokenize=False, add_generation_prompt=True))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     missing = [token for token in LLAMA3_HEADERS if token not in tokenizer.get_vocab()]
     if missing:
         raise ValueError(
@@ -79,13 +87,15 @@ def render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message]) -> str:
             "`tokenizer.chat_template`, or, to evaluate, use a prompt without turns (--prompt plain-boxed)."
         )
     start, end, stop = LLAMA3_HEADERS
-    told = "".join(f"{start}{turn['role']}{end}\n\n{turn['content'].strip()}{stop}" for turn in written)
-    return f"{tokenizer.bos_token or ''}{told}{start}assistant{end}\n\n"
+    text = "".join(f"{start}{turn['role']}{end}\n\n{turn['content'].strip()}{stop}" for turn in messages)
+    return f"{tokenizer.bos_token or ''}{text}{start}assistant{end}\n\n"
 
 
 def response_ids(tokenizer: PreTrainedTokenizerBase, response: str) -> list[int]:
+    """Return the token ids of a response with the end token."""
     return [*tokenizer(response, add_special_tokens=False)["input_ids"], int(tokenizer.eos_token_id)]
 
 
 def document(prompt: Sequence[int], response: Sequence[int]) -> dict[str, list[int]]:
+    """Return input_ids and labels of a prompt and its response; the prompt has no labels."""
     return {"input_ids": [*prompt, *response], "labels": [IGNORED] * len(prompt) + list(response)}

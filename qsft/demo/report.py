@@ -13,7 +13,7 @@ from rich.text import Text
 from qsft.demo.results import BASE, LIMITS, QUICK, TOKENS, Line, Results, findings, ordering
 from qsft.demo.world import ERRORS, KINDS
 from qsft.files import shown, write_json
-from qsft.page import BLUE, COLOURS, GREY, ORANGE, SKY, escape, figure, items, page, table, write_page
+from qsft.page import BLUE, COLORS, GREY, ORANGE, SKY, escape, figure, items, page, table, write_page
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -180,7 +180,7 @@ def as_chart(
     import plotly.graph_objects as go
 
     fig, alone = go.Figure(), len(series) == 1
-    for colour, (name, lines) in zip(COLOURS, series.items()):
+    for colour, (name, lines) in zip(COLORS, series.items()):
         labels, values = zip(*((line.label, line.errors.get(name, line.average)) for line in lines))
         hover = f"%{{y}}, {name}: %{{x:.1f}} %<extra></extra>"
         shared: dict[str, Any] = {"name": name, "x": values, "y": labels, "hovertemplate": hover}

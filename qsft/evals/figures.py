@@ -46,7 +46,7 @@ def length_histogram(results: Sequence[Result]) -> Any:
     edges = np.linspace(0, longest, LENGTH_BINS + 1)
     middles = ((edges[:-1] + edges[1:]) / 2).round(1).tolist()
     traces = []
-    for result, color in zip(results, cycle(page.COLOURS)):
+    for result, color in zip(results, cycle(page.COLORS)):
         tokens = np.array([generation.tokens for generation in result.generations])
         correct = np.array([grade.correct for grade in result.grades])
         for name, selected, dash in (("correct", correct, "solid"), ("wrong", ~correct, "dot")):

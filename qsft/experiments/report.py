@@ -307,7 +307,7 @@ def figure(summary: Summary) -> Any:
     settings = summary["settings"]
     methods = summary["methods"]
     traces = []
-    for method, color in zip(methods, page.COLOURS * len(methods)):
+    for method, color in zip(methods, page.COLORS * len(methods)):
         evaluated = [name for name, one in settings.items() if method in one["cells"]]
         points = points_with_intervals([settings[name]["cells"][method]["acc"] for name in evaluated])
         marker = {**points["marker"], "color": color}

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qsft.page import COLOURS, page, static
+from qsft.page import COLORS, page, static
 from qsft.targets.fixed_point import fixed_point
 from qsft.targets.registry import TARGETS
 from qsft.targets.residual import FORMS, TAILS
@@ -134,7 +134,7 @@ def curves_figure(targets: Mapping[str, Target], *, teacher_p: float = 0.75) -> 
     for i, (name, target) in enumerate(targets.items()):
         fixed = {name: teacher_p if name == "teacher" else SITUATION[name][2] for name in situation_of(target)}
         points = [Axis("p", "", P_GRID, 0), *(Axis(name, "", (value,), 0) for name, value in fixed.items())]
-        rows, line = evaluate(target, points)[0], {"color": COLOURS[i % len(COLOURS)], "width": 2.5}
+        rows, line = evaluate(target, points)[0], {"color": COLORS[i % len(COLORS)], "width": 2.5}
         shared = {"x": P_GRID, "name": name, "legendgroup": name, "line": line}
         for column, panel in enumerate(PANELS.values(), start=1):
             fig.add_scatter(**shared, y=rows[:, panel].tolist(), showlegend=column == 1, row=1, col=column)

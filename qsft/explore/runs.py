@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qsft.page import COLOURS, ROLES, escape, faint, figure, page, static, table
+from qsft.page import COLORS, ROLES, escape, faint, figure, page, static, table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -111,7 +111,7 @@ def run_page(runs: Sequence[Run], *, title: str | None = None) -> str:
     """The figures of one or several runs as HTML."""
     key = "".join(
         f'<span class="key"><i style="border-top: 3px {dash} var(--{ROLES[colour]})"></i>{escape(run.name)}</span>'
-        for run, colour, dash in zip(runs, cycle(COLOURS), cycle(CSS_DASHES))
+        for run, colour, dash in zip(runs, cycle(COLORS), cycle(CSS_DASHES))
     )
     sections = [
         f'<h2>{escape(heading)}</h2><div class="grid">{"".join(_card(runs, *one) for one in figures)}</div>'
@@ -135,7 +135,7 @@ def _figure(runs: Sequence[Run], metric: str) -> "Figure":
     import plotly.graph_objects as go
 
     fig = go.Figure()
-    for run, colour, dash in zip(runs, cycle(COLOURS), cycle(DASHES)):
+    for run, colour, dash in zip(runs, cycle(COLORS), cycle(DASHES)):
         if metric == "gamma":  # the band between its quartiles: two invisible lines, the space between them filled
             hidden = {"mode": "lines", "line": {"width": 0}, "fillcolor": faint(colour), "hoverinfo": "skip"}
             for quartile, fill in zip(QUARTILES, (None, "tonexty")):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from qsft.files import NoSpace, make_directory, probe, publish, shown
+from qsft.files import DiskFullError, check_writable, make_directory, publish, shown
 from qsft.processes import is_main
 from qsft.progress import Progress
 from qsft.teacher.cache import TeacherCache
@@ -70,7 +70,7 @@ def build_cache(
 
     Raises:
         ValueError: if the cache is another teacher's or has other settings, or the tokenizers do not match.
-        NoSpace: if the disk is too small.
+        DiskFullError: if the disk is too small.
     """
     path = Path(path)
     check_settings(top_k, cache_encoding, top_p, min_k)
@@ -87,7 +87,7 @@ def build_cache(
     plan = Plan.of(documents, batch_tokens)
     missing = np.ones(len(plan.keys), bool) if existing is None else existing.missing_mask(plan.keys)
     if missing.any():
-        probe(path, WHAT)
+        check_writable(path, WHAT)
         with Rendezvous(path, source.replica, patience) as rendezvous:
             rendezvous.check_shared()
             shared_ids = source.shared_ids(vocabulary)
@@ -182,10 +182,10 @@ class Capture:
                     self._compute(batches, writer, bar, times)
                 bar.text += f"; {times.summary(bar.seconds)}"
                 times.report(bar.seconds, finished=True)
-        except NoSpace as error:
+        except DiskFullError as error:
             still_missing = TeacherCache(self.path).missing_mask(self.plan.keys)
             needed = self._bytes_needed(still_missing) / 1e6
-            raise NoSpace(f"{error} In all about {needed:,.1f} MB are still to be written.") from error
+            raise DiskFullError(f"{error} In all about {needed:,.1f} MB are still to be written.") from error
 
     def _compute(self, batches: list[np.ndarray], writer: ShardWriter, bar: Progress, times: WaitingTimes) -> None:
         label_tokens = 0
@@ -213,7 +213,7 @@ class Capture:
             f"the teacher cache {self.path} needs about {needed / 1e6:,.1f} MB more; {free / 1e6:,.1f} MB are free"
         )
         if self.identity.top_p is None:
-            raise NoSpace(
+            raise DiskFullError(
                 f"{problem}. Free some space, choose another directory, or use cache_encoding='compact' or top_p."
             )
         print(f"{problem}, which may be enough: top_p keeps fewer slots than top_k.", file=sys.stderr)

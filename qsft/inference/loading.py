@@ -21,6 +21,8 @@ from qsft.files import read_json
 from qsft.losses.head import base_causal_lm
 from qsft.processes import local_rank
 
+DOWNLOAD_ARGUMENTS = ("token", "cache_dir", "local_files_only")  # of from_pretrained: how files come from the Hub
+
 
 def load_model(
     name: str | Path,
@@ -42,12 +44,13 @@ def load_model(
     Raises:
         FileNotFoundError: if there is no such directory and the Hub gives no such model.
     """
-    base = adapter_base(name, revision)
+    download = {argument: model_kwargs[argument] for argument in DOWNLOAD_ARGUMENTS if argument in model_kwargs}
+    base = adapter_base(name, revision, **download)
     if base is not None:
         base_name, base_revision = base
         model: Any = _load_causal_lm(base_name, dtype, base_revision, model_kwargs)
         with unsharded_loading(), explain_missing_model(name):
-            model = PeftModel.from_pretrained(model, str(name), revision=revision)
+            model = PeftModel.from_pretrained(model, str(name), revision=revision, **download)
     else:
         model = _load_causal_lm(name, dtype, revision, model_kwargs)
     if device is not None and not has_device_map(model):
@@ -103,8 +106,11 @@ def looks_like_path(name: str | Path) -> bool:
     return isinstance(name, Path) or text.startswith((".", "~", os.sep)) or text.count("/") > 1
 
 
-def adapter_base(name: str | Path, revision: str | None = None) -> tuple[str, str | None] | None:
+def adapter_base(name: str | Path, revision: str | None = None, **download: Any) -> tuple[str, str | None] | None:
     """Return the base model of a PEFT adapter and its revision; None when `name` is a model by itself.
+
+    Args:
+        download: DOWNLOAD_ARGUMENTS of from_pretrained.
 
     Raises:
         ValueError: if the adapter does not name its base model.
@@ -112,7 +118,7 @@ def adapter_base(name: str | Path, revision: str | None = None) -> tuple[str, st
     if Path(name, "config.json").is_file():
         return None
     with explain_missing_model(name):
-        found = find_adapter_config_file(str(name), revision=revision)
+        found = find_adapter_config_file(str(name), revision=revision, **download)
     if found is None:
         return None
     config = read_json(Path(found), "Save the adapter again, or pass its base model.")

@@ -101,6 +101,18 @@ class Documents(Sequence[Document]):
         return Overview(keys, counts, (int(low), int(high)))
 
     @cached_property
+    def id_range(self) -> tuple[int, int]:
+        """The lowest and highest token id, labels included; cheaper than `overview`, which has it as well."""
+        if "overview" in self.__dict__:
+            return self.overview.id_range
+        low = high = 0
+        for _, ids, labels, _ in self._runs(np.lexsort((self._start, self._buffer))):
+            targets = labels[labels != IGNORED]
+            low = min(low, ids.min(initial=0), targets.min(initial=0))
+            high = max(high, ids.max(initial=0), targets.max(initial=0))
+        return int(low), int(high)
+
+    @cached_property
     def digest(self) -> str:
         """32 hex digits that name these documents in this order, whatever file, chunk or integer type they lie in."""
         return digest(self.overview.keys.tobytes())
@@ -210,7 +222,7 @@ def check_token_ids(documents: Documents, vocab_size: int, shared_ids: int | Non
         vocab_size: vocabulary entries of the teacher's head.
         shared_ids: the number of ids, from 0 on, that the teacher's tokenizer shares with the one of the data.
     """
-    low, high = documents.overview.id_range
+    low, high = documents.id_range
     if low < 0 or high >= vocab_size:
         raise ValueError(
             f"the data set holds the token id {low if low < 0 else high}, but the teacher's vocabulary has "

@@ -22,15 +22,19 @@ class LiveTeacher:
         k: None for the whole vocabulary, an integer for the top-k that a cache would hold.
         base: whether `model` is a PEFT student that is its own teacher: its adapters are disabled for the call, and no
             second copy of the weights is needed.
+        shared_ids: the number of ids that mean the same to the teacher and to the tokenizer of the data; None for all.
 
     Calls never wait for the device. What a call finds wrong (log-probs that are not finite, tokens the teacher does not
     know) is kept in a tensor until `raise_if_invalid` reads it.
     """
 
-    def __init__(self, model: nn.Module, k: int | None = None, *, base: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, k: int | None = None, *, base: bool = False, shared_ids: int | None = None
+    ) -> None:
         self.model = model
         self.k = k
         self.base = base
+        self.shared_ids = shared_ids
         self._head_checked = False
         self._nonfinite: Tensor | None = None
         self._unknown_token: Tensor | None = None
@@ -85,13 +89,9 @@ class LiveTeacher:
                 "embeddings. Tokenize the data with a tokenizer that the teacher shares."
             )
 
-    def check_documents(self, documents: Documents, shared_ids: int | None = None) -> None:
-        """Raise ValueError before the first step if a document holds a token that the teacher does not know.
-
-        Args:
-            shared_ids: the number of ids that mean the same to the teacher and to the tokenizer of the data.
-        """
-        check_token_ids(documents, self._vocab_size, shared_ids)
+    def check_documents(self, documents: Documents) -> None:
+        """Raise ValueError before the first step if a document holds a token that the teacher does not know."""
+        check_token_ids(documents, self._vocab_size, self.shared_ids)
 
     @property
     def _vocab_size(self) -> int:

@@ -281,8 +281,10 @@ def open_live(live: LiveModel, student: nn.Module, tokenizer: Any, args: Any) ->
     if isinstance(source.model, nn.Module):
         check_same_in_every_process(source.model)
     loader = TransformersSource(source.weights(student), device=args.device, model_kwargs=source.load_kwargs(student))
-    loader.shared_ids(Vocabulary.of(tokenizer))
-    return LiveTeacher(loader.load().requires_grad_(False), top_k)
+    vocabulary = Vocabulary.of(tokenizer)
+    shared_ids = loader.shared_ids(vocabulary)
+    model = loader.load().requires_grad_(False)
+    return LiveTeacher(model, top_k, shared_ids=shared_ids if shared_ids < vocabulary.size else None)
 
 
 def open_cache(

@@ -287,6 +287,8 @@ class TargetSFTTrainer(SFTTrainer):
             # The default location of a base follows from its weights, which training changes.
             self.resolved_teacher = replace(self.resolved_teacher, directory=self.cache.path)
             self.data_collator.cache = self.cache
+        elif self.live_teacher is not None and not self.live_teacher.base:
+            self.live_teacher.check_documents(self._documents(new))
         known = validate.list_datasets(self.train_dataset, self.eval_dataset)
         self._seen_data = [*known, *further]
         self.data_collator.attach_label_positions = validate.collator_sees_final_labels(
@@ -295,11 +297,15 @@ class TargetSFTTrainer(SFTTrainer):
 
     def _open_cache(self, cached: CachedTeacher, datasets: list[Any]) -> TeacherCache:
         """The cache with the documents of the data sets; those of a stream are looked up as they come."""
+        trained = self.state.global_step > 0
+        documents = self._documents(datasets)
+        return open_cache(cached, documents, self.model, self._tokenizer, self.args, trained=trained)
+
+    def _documents(self, datasets: list[Any]) -> Documents:
+        """The documents of the data sets as the collator makes them, without those of streams."""
         trl_collator = type(self.base_collator) is DataCollatorForLanguageModeling
         finite = [self._collator_columns(dataset) for dataset in datasets if isinstance(dataset, Dataset)]
-        documents = Documents(*finite, collator=None if trl_collator else self.base_collator)
-        trained = self.state.global_step > 0
-        return open_cache(cached, documents, self.model, self._tokenizer, self.args, trained=trained)
+        return Documents(*finite, collator=None if trl_collator else self.base_collator)
 
     def _collator_columns(self, dataset: Dataset) -> Dataset:
         """The data set with the columns that Trainer passes to the collator."""

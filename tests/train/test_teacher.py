@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from qsft.targets.registry import make_target
@@ -57,6 +58,22 @@ def test_a_model_whose_head_is_too_small_is_refused(trainer, data, tiny_model, t
     with pytest.raises(ValueError, match=r"head of the teacher Qwen2.* has 319 entries, but the tokenizer has 320"):
         trainer(data.completion(), teacher=tiny_model(vocab_size=319), **settings)
     trainer(data.completion(), teacher=tiny_model(vocab_size=384), **settings)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by name", "in memory"])
+def test_a_token_that_a_live_teacher_does_not_know_is_named_before_the_first_step(
+    trainer, tiny_model, tiny_tokenizer, longer, saved, named
+):
+    """A token added to the student's tokenizer may pad, but not stand in a document."""
+    student = tiny_model(vocab_size=321)
+    teacher = saved(tiny_tokenizer) if named else tiny_model()
+    settings = {"model": student, "processing_class": longer, "target": "kd", "teacher": teacher, "teacher_live": True}
+    known = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [5, 6], "labels": [-100, 6]}]
+    unknown = {"input_ids": [5, 320, 7], "labels": [-100, -100, 7]}
+    longer.pad_token = "<image>"
+    trainer(Dataset.from_list(known), max_steps=1, **settings).train()
+    with pytest.raises(ValueError, match="token id 320"):
+        trainer(Dataset.from_list([*known, unknown]), **settings)
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "cached"])

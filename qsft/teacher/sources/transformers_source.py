@@ -19,6 +19,7 @@ from transformers.utils.hub import extract_commit_hash
 from qsft import fingerprints
 from qsft.files import read_json
 from qsft.inference.loading import (
+    DOWNLOAD_ARGUMENTS,
     adapter_base,
     default_device,
     dtype_name,
@@ -59,7 +60,6 @@ ARGUMENTS_WITHOUT_EFFECT = frozenset(
         "weights_only",
     }
 )  # fmt: skip
-HUB_ARGUMENTS = ("trust_remote_code", "token", "cache_dir", "local_files_only")
 # What adapter_config.json says beside what the adapter computes.
 ADAPTER_BOOKKEEPING = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version")
 ENOUGH_MEMORY = 1 / 3  # share of a GPU's memory below which larger batches would help
@@ -254,8 +254,13 @@ class TransformersSource(TeacherSource):
     # ---- files ----
 
     @property
+    def _download(self) -> dict[str, Any]:
+        return {name: self._model_kwargs[name] for name in DOWNLOAD_ARGUMENTS if name in self._model_kwargs}
+
+    @property
     def _hub_arguments(self) -> dict[str, Any]:
-        return {name: self._model_kwargs[name] for name in HUB_ARGUMENTS if name in self._model_kwargs}
+        """Arguments for loading a configuration or a tokenizer."""
+        return {"trust_remote_code": self._model_kwargs.get("trust_remote_code"), **self._download}
 
     def _check_exists(self) -> None:
         if looks_like_path(self.name) and not Path(self.name).exists():
@@ -263,13 +268,13 @@ class TransformersSource(TeacherSource):
 
     def _adapter_base(self) -> tuple[str, str | None] | None:
         self._check_exists()
-        return adapter_base(self.name, self._revision)
+        return adapter_base(self.name, self._revision, **self._download)
 
     def _describe_files(self, name: str, revision: str | None) -> dict[str, Any]:
         """What is known of a model without loading it; no files of a model that is not downloaded yet."""
         config = load_config(name, revision=revision, **self._hub_arguments)
         with explain_missing_model(name):
-            config_file = Path(str(cached_file(name, "config.json", revision=revision)))
+            config_file = Path(str(cached_file(name, "config.json", revision=revision, **self._download)))
         return {
             "name": name,
             "revision": getattr(config, "_commit_hash", None)
@@ -282,7 +287,9 @@ class TransformersSource(TeacherSource):
 
     def _describe_adapter(self) -> dict[str, Any]:
         with explain_missing_model(self.name):
-            config_file = Path(str(cached_file(self.name, "adapter_config.json", revision=self._revision)))
+            config_file = Path(
+                str(cached_file(self.name, "adapter_config.json", revision=self._revision, **self._download))
+            )
         settings = read_json(config_file, "Save the adapter again.")
         digest = _adapter_digest(settings)
         return {
@@ -301,7 +308,7 @@ class TransformersSource(TeacherSource):
 
     def _has_tokenizer_files(self, name: str, revision: str | None) -> bool:
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        return any(cached_file(name, file, revision=revision, **quiet) for file in TOKENIZER_FILES)
+        return any(cached_file(name, file, revision=revision, **self._download, **quiet) for file in TOKENIZER_FILES)
 
 
 def loading_arguments(model_kwargs: Mapping[str, Any]) -> dict[str, Any]:

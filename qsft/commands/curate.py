@@ -1,47 +1,82 @@
 """`qsft curate METHOD`: turn a data set into another one with a data-level method, ready for any target."""
 
 import argparse
+from pathlib import Path
+from typing import Any
 
 HELP = "rewrite, extend or choose demonstrations: rft, star, grape, self_distill, critical"
-USAGE = "qsft curate METHOD [RECIPE] --out DIR [--dataset_name DATA --model MODEL] [--key value ...]"
+USAGE = "qsft curate METHOD [RECIPE] --output_dir DIR [--dataset_name DATA --model MODEL] [--key value ...]"
 EXAMPLES = """\
 examples:
-  qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --num_samples 8
-  qsft curate grape --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B --columns answer_a,answer_b --out data/grape
-  qsft curate star numina_qwen_math_1p5b --rounds 3 --start base --out data/numina-star --learning_rate 1e-5
-  qsft curate critical --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B --verifier checks:is_right --out critical
+  qsft curate rft numina_qwen_math_1p5b --output_dir data/numina-rft --num_samples 8
+  qsft curate grape --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B --columns a,b --output_dir data/grape
+  qsft curate star numina_qwen_math_1p5b --rounds 3 --start base --output_dir data/star --learning_rate 1e-5
+  qsft curate critical --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B --verifier checks:is_right \\
+    --output_dir data/critical
   qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft
-  accelerate launch -m qsft curate rft numina_qwen_math_1p5b --out data/numina-rft    shared by several processes
+  accelerate launch -m qsft curate rft numina_qwen_math_1p5b --output_dir data/rft    shared by several processes
   qsft curate rft --help                                                              a method's settings
 """
 
 
 def description() -> str:
-    from qsft.curate.catalogue import METHODS, summary
+    from qsft.curate.registry import all_methods
 
-    methods = "\n".join(f"  {name:<13} {summary(method)}" for name, method in METHODS.items())
+    methods = "\n".join(f"  {name:<13} {method.title}" for name, method in all_methods().items())
     return (
-        f"Turn a data set into another one. A killed run continues where it was.\n\nmethods:\n{methods}\n\n"
+        f"Turn a data set into another one. A killed curation continues.\n\nmethods:\n{methods}\n\n"
         "The data and the model are RECIPE's, with any of its keys replaced, or those given by options."
     )
 
 
-DESCRIPTION = description  # asked when help is printed: it imports the methods
+DESCRIPTION = description  # called when help is printed: it imports the methods
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", metavar="METHOD", help=argparse.SUPPRESS)
     # A recipe's keys are too many for argparse, and their values must not be taken for the recipe's name.
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="--out DIR", help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="--output_dir DIR", help=argparse.SUPPRESS)
     parser.set_defaults(takes_overrides=True)
 
 
 def run(args: argparse.Namespace) -> None:
-    from qsft.curate.catalogue import method_parser
-
     words = [*args.words, *args.overrides]
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
-    given, rest = method_parser(args.method).parse_known_args(words)
+    options, overrides = method_parser(args.method).parse_known_args(words)
     from qsft.recipe.run import curate_recipe
 
-    curate_recipe(args.method, recipe, given, rest)
+    curate_recipe(args.method, recipe, options, overrides)
+
+
+def method_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one method's options: its settings, and how it is run."""
+    from qsft.curate.registry import Options, describe_settings, find_method
+
+    method = find_method(name)
+    parser = argparse.ArgumentParser(
+        prog=f"qsft curate {name}",
+        usage=f"qsft curate {name} [RECIPE] --output_dir DIR [--dataset_name DATA --model MODEL] [--key value ...]",
+        description=f"{method.title} ({method.reference})",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="where the data set is written")
+    parser.add_argument("--model", help="directory or hub id (default: the recipe's model_name_or_path)")
+    _add_settings(parser, describe_settings(method.settings))
+    _add_settings(parser.add_argument_group("how it is run"), describe_settings(Options))
+    return parser
+
+
+def _add_settings(parser: Any, settings: Any) -> None:
+    for name, info in settings.items():
+        text = info.help if info.default is None else f"{info.help} (default: {info.default!r})"
+        arguments: dict[str, Any] = {"metavar": name.upper(), "help": text.replace("%", "%%"), "type": info.kind}
+        if info.kind is bool:
+            # A lone --overwrite means true, and so does --overwrite true.
+            arguments.update(type=true_or_false, nargs="?", const=True)
+        parser.add_argument(f"--{name}", **arguments)
+
+
+def true_or_false(word: str) -> bool:
+    if word.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{word!r} is neither true nor false")
+    return word.lower() == "true"

@@ -1,1 +1,1 @@
-"""The data-level methods: a data set in, a data set out, by a model's own samples, scores or tokens."""
+"""Data-level methods: they change the demonstrations instead of the loss. One module per method, registered by name."""

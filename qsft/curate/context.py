@@ -1,13 +1,10 @@
-"""What every method works with: exercises, the model, the evaluator's sampler, a verifier, the record of what is done.
-
-prompts → samples → verified, continued where it was killed
-"""
+"""What every method works with: exercises, the model, the sampler, a verifier, and the record of finished work."""
 
 import gc
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qsft.curate.catalogue import Options
-from qsft.curate.exercises import Exercise, Kept, find_form, find_gold, pairs, read_exercises
+from qsft.curate.exercises import Exercise, FindGold, Kept, find_form, find_gold, no_gold, pairs, read_exercises
+from qsft.curate.registry import CurationMethod, Need, Options
 from qsft.data.load import column_names
 from qsft.data.sources import DataSettings, find_source
 from qsft.fingerprints import digest_json
@@ -28,175 +25,242 @@ from qsft.inference.vllm_engine import EngineOptions
 from qsft.ledger import Key, Ledger, Record
 from qsft.progress import Progress
 
-UNVERIFIED = ("grape",)  # methods that need no verifier
-LOOKS_INSIDE = ("grape", "critical")  # methods that need the model itself, so no engine that only draws
-PENDING = 256  # responses that may wait for their verdict
-CUT_OFF: Future[bool] = Future()  # the verdict on a response whose end is missing
-CUT_OFF.set_result(False)
+MAX_PENDING = 256  # responses that may wait for their verdict
+NOT_CORRECT: Future[bool] = Future()  # the verdict on a response that was cut off
+NOT_CORRECT.set_result(False)
 
-Asked = Mapping[Exercise, tuple[int, ...]]  # the prompt of each exercise
+Prompts = Mapping[Exercise, tuple[int, ...]]  # the token ids to continue, by exercise
 Sample = tuple[Exercise, int]
-Make = Callable[[Sequence[Sample]], Iterable[Record]]  # computes what is missing, one record after another
+Compute = Callable[[Sequence[Sample]], Iterable[Record]]  # yields the records of samples, one after another
+Verify = Callable[[str, Exercise], "Future[Any]"]  # whether a response solves an exercise
+# Train for a next round: (rows, initial model or None, number of the round) → the new model.
+Train = Callable[[Sequence[Kept], str | None, int], str]
 
 
 @dataclass(frozen=True)
-class Material:
-    """What is curated, and by which model: filled in by whoever knows the recipe."""
+class CurationInputs:
+    """What is curated, and by which model.
 
-    rows: Dataset  # that training would have seen
+    Attributes:
+        rows: the rows that training would have read.
+        settings: where they come from.
+        other_dataset: returns the stored rows of another data set, by name.
+        train: trains by the recipe's settings: (directory of rows, initial model, output directory).
+        training: those settings, for the record.
+    """
+
+    rows: Dataset
     settings: DataSettings
     model: str | PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    other: Callable[[str], tuple[Dataset, DataSettings]] | None = None  # the stored rows of another data set
-    # Trains by the recipe's settings: (directory of rows, model to start from, directory of the new one).
+    other_dataset: Callable[[str], tuple[Dataset, DataSettings]] | None = None
     train: Callable[[Path, str, Path], None] | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)  # those settings, for the record
+    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class CurationContext:
-    """What a method is handed; `verify` and `train` are set while it runs."""
+    """What a method is given; `verify` and `train` are set while it runs.
 
-    method: str
-    material: Material
+    Attributes:
+        watch: called with each new record, instead of a progress bar.
+        counts: what the manifest says about the work.
+    """
+
+    method: CurationMethod
+    inputs: CurationInputs
     options: Options
     ledger: Ledger
-    verify: Callable[[str, Exercise], "Future[Any]"] = field(init=False)  # whether a response solves an exercise
-    # Trains for a next round: (rows, model to start from, round) → the new model.
-    train: Callable[[Sequence[Kept], str | None, int], str] = field(init=False)
-    watch: Callable[[Record], object] | None = None  # called with each new record, in the place of a progress bar
+    verify: Verify = field(init=False)
+    train: Train = field(init=False)
+    watch: Callable[[Record], object] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     _loaded: InferenceModel | None = None
 
+    # ---- exercises ----
+
     @property
     def needs_gold(self) -> bool:
-        return self.options.verifier is None and self.method not in UNVERIFIED
-
-    @cached_property
-    def positions(self) -> int | None:
-        return self.load().context_length
+        """Whether responses are verified against a gold answer."""
+        return Need.VERIFIER in self.method.needs and self.options.verifier is None
 
     def exercises(self, rows: Dataset, settings: DataSettings) -> list[Exercise]:
-        source, tokenizer, options = find_source(settings), self.material.tokenizer, self.options
-        gold: Callable[[Any, str | None], Any] = lambda row, response: None  # noqa: E731
-        if self.needs_gold or self.method == "star":
-            gold = find_gold(column_names(rows), options.gold or (source.gold if source else None))
+        """The exercises of a data set."""
+        source = find_source(settings)
+        tokenizer = self.inputs.tokenizer
+        gold: FindGold = no_gold
+        if self.needs_gold or Need.GOLD in self.method.needs:
+            gold = find_gold(column_names(rows), self.options.gold or (source.gold if source else None))
         if source is None:
-            columns = {"question": options.question_column, "response": options.response_column}
-            form = find_form(rows.column_names, tokenizer, **columns, prompt=settings.prompt)
+            form = find_form(
+                rows.column_names,
+                tokenizer,
+                question=self.options.question_column,
+                response=self.options.response_column,
+                prompt=settings.prompt,
+            )
         else:
             pair = partial(source.demonstration, response=settings.response or source.default_response)
             form = partial(pairs, tokenizer, pair, settings.prompt)
         return read_exercises(rows, form, gold)
 
-    def read(self, dataset: str) -> list[Exercise]:
-        assert self.material.other is not None
-        return self.exercises(*self.material.other(dataset))
+    def read_dataset(self, name: str) -> list[Exercise]:
+        """The exercises of another data set."""
+        assert self.inputs.other_dataset is not None
+        return self.exercises(*self.inputs.other_dataset(name))
 
-    def record(self, settings: Mapping[str, Any], exercises: Sequence[Exercise]) -> dict[str, Any]:
-        model, data, method = self.load(), self.material.settings, self.method
-        return {
-            "method": method,
-            "settings": settings,
+    def settings_record(self, settings: Any, exercises: Sequence[Exercise]) -> dict[str, Any]:
+        """Everything that the result depends on."""
+        model = self.load_model()
+        data = self.inputs.settings
+        record = {
+            "method": self.method.name,
+            "settings": asdict(settings),
             "name": model.name,
             **model.identity(),
-            "data": {"dataset": data.dataset_name, "data_dir": data.data_dir, "split": data.dataset_train_split},
-            "verifier": None if method in UNVERIFIED else self.options.verifier or "qsft.grade",
-            # Rounds train with the recipe's values, so a star that was started with others is another star.
-            **({"training": dict(self.material.training)} if method == "star" else {}),
+            "data": {"dataset_name": data.dataset_name, "data_dir": data.data_dir, "split": data.dataset_train_split},
+            "verifier": None,
             "problems": digest_json([[one.id, str(one.gold), one.response] for one in exercises]),
         }
+        if Need.VERIFIER in self.method.needs:
+            record["verifier"] = self.options.verifier or "qsft.grade"
+        if Need.TRAINING in self.method.needs:
+            record["training"] = dict(self.inputs.training)
+        return record
 
-    def load(self, path: str | None = None) -> InferenceModel:
-        """The material's model, or the one at a path, to draw from; one at a time is kept in memory."""
-        wanted, options, group = path or self.material.model, self.options, self.ledger.group
-        if self._loaded is None or self._loaded.model != wanted:
+    # ---- the model ----
+
+    @cached_property
+    def context_length(self) -> int | None:
+        return self.load_model().context_length
+
+    def load_model(self, path: str | None = None) -> InferenceModel:
+        """The model to sample from, or the one at a path; one at a time is kept in memory."""
+        model = path or self.inputs.model
+        if self._loaded is None or self._loaded.model != model:
             self.free()
-            backend = "transformers" if self.method in LOOKS_INSIDE else options.backend
-            how: dict[str, Any] = {"device": group.device, "num_processes": group.count}
-            how |= {"batch_size": options.rows_at_once}
-            how["engine"] = EngineOptions(tensor_parallel_size=options.tensor_parallel_size)
-            self._loaded = InferenceModel(wanted, self.material.tokenizer, backend, options.dtype, **how)
+            group = self.ledger.group
+            self._loaded = InferenceModel(
+                model,
+                self.inputs.tokenizer,
+                "transformers" if Need.WEIGHTS in self.method.needs else self.options.backend,
+                self.options.dtype,
+                self.options.sampling_batch_size,
+                engine=EngineOptions(tensor_parallel_size=self.options.tensor_parallel_size),
+                device=group.device,
+                num_processes=group.count,
+            )
         return self._loaded
 
     def free(self) -> None:
+        """Free the memory of the model."""
         self._loaded = None
         gc.collect()
         torch.cuda.empty_cache()
 
-    def sampler(self, model: str | None = None, **how: Any) -> Any:
-        with unsharded_loading():  # each process draws by itself, though training may shard the model
-            return self.load(model).sampler(Sampling(**how))
+    def sampler(self, sampling: Sampling, model: str | None = None) -> Any:
+        with unsharded_loading():  # each process samples by itself, though training may shard the model
+            return self.load_model(model).sampler(sampling)
 
-    def sample(self, stage: str, asked: Asked, *, model: str | None = None, **how: Any) -> dict[Exercise, list[Record]]:
-        """n verified samples for each prompt; none for exercises that cannot be verified or fill the context."""
-        n, prompts = Sampling(**how).num_samples, self.answerable(asked)
+    def greedy_sampler(self, max_new_tokens: int = 1) -> Any:
+        """A sampler that decodes greedily up to the end token; methods that need logits use its model."""
+        return self.sampler(Sampling(num_samples=1, temperature=0.0, max_new_tokens=max_new_tokens, stop=()))
 
-        def make(missing: Sequence[Sample]) -> Iterator[Record]:
+    # ---- sampling and verifying ----
+
+    def sample(
+        self, stage: str, prompts: Prompts, sampling: Sampling, *, model: str | None = None
+    ) -> dict[Exercise, list[Record]]:
+        """Verified samples of each prompt; none for exercises that cannot be verified or that fill the context."""
+        usable = self.answerable(prompts)
+
+        def compute(missing: Sequence[Sample]) -> Iterator[Record]:
             # The stage is part of what seeds a sample, so that a second attempt is another one.
-            requests = [Request(f"{stage}/{one.id}", i, prompts[one]) for one, i in missing]
-            exercises = {request.problem: one for request, (one, _) in zip(requests, missing)}
-            return self._verified(self.sampler(model, **how).sample(requests), exercises)
+            requests = [Request(f"{stage}/{exercise.id}", number, usable[exercise]) for exercise, number in missing]
+            exercises = {request.problem: exercise for request, (exercise, _) in zip(requests, missing)}
+            return self._verified(self.sampler(sampling, model).sample(requests), exercises)
 
-        found = self.fill(stage, prompts, make, n)
-        self.tally([record for records in found.values() for record in records])
-        return {exercise: found.get(exercise, []) for exercise in asked}
+        found = self.fill(stage, usable, compute, sampling.num_samples)
+        self.count_responses([record for records in found.values() for record in records])
+        return {exercise: found.get(exercise, []) for exercise in prompts}
 
-    def answerable(self, asked: Asked) -> Asked:
-        """The prompts of exercises that can be verified and leave room for a response; the others are counted."""
-        told = {p: ids for p, ids in asked.items() if p.gold is not None or not self.needs_gold}
-        fitting = {p: ids for p, ids in told.items() if self.positions is None or len(ids) < self.positions}
-        self.counts["without a gold answer"] += len(asked) - len(told)
-        self.counts["longer than the context"] += len(told) - len(fitting)
+    def sample_correct(
+        self, stage: str, prompts: Prompts, sampling: Sampling, *, model: str | None = None
+    ) -> dict[Exercise, list[str]]:
+        """The texts of the samples that ended by themselves and verified."""
+        found = self.sample(stage, prompts, sampling, model=model)
+        return {
+            exercise: [record["text"] for record in records if record["correct"]] for exercise, records in found.items()
+        }
+
+    def answerable(self, prompts: Prompts) -> Prompts:
+        """The prompts of exercises that can be verified and leave space for a response; the others are counted."""
+        verifiable = {one: ids for one, ids in prompts.items() if one.gold is not None or not self.needs_gold}
+        limit = self.context_length
+        fitting = {one: ids for one, ids in verifiable.items() if limit is None or len(ids) < limit}
+        self.counts["without a gold answer"] += len(prompts) - len(verifiable)
+        self.counts["longer than the context"] += len(verifiable) - len(fitting)
         return fitting
 
-    def fill(self, stage: str, exercises: Iterable[Exercise], make: Make, n: int = 1) -> dict[Exercise, list[Record]]:
-        """n records of each exercise; what is missing is made, shown and written as it comes."""
+    def fill(
+        self, stage: str, exercises: Iterable[Exercise], compute: Compute, num_samples: int = 1
+    ) -> dict[Exercise, list[Record]]:
+        """The records of each exercise; missing ones are computed, shown and written as they come."""
         by_id = {exercise.id: exercise for exercise in exercises}
-        keys = [(name, i) for name in by_id for i in range(n)]
+        keys = [(problem, sample) for problem in by_id for sample in range(num_samples)]
+        total = len(self.ledger.share(keys))
 
-        def shown(missing: Sequence[Key]) -> Iterator[Record]:
-            total, right, tokens = len(self.ledger.share(keys)), 0, 0
+        def with_progress(missing: Sequence[Key]) -> Iterator[Record]:
             show = self.watch is None and self.ledger.group.rank == 0
+            tokens = 0
+            correct = 0
             with Progress(stage, total, "responses", done=total - len(missing), show=show) as progress:
-                for count, record in enumerate(make([(by_id[name], i) for name, i in missing]), start=1):
+                records = compute([(by_id[problem], sample) for problem, sample in missing])
+                for count, record in enumerate(records, start=1):
                     yield record
-                    right, tokens = right + record.get("right", 0), tokens + record["tokens"]
-                    kept = f", {right / count:.1%} right so far" if "right" in record else ""
-                    progress.advance(1, f"{progress.per_second(tokens):,.0f} tokens/s{kept}")
+                    tokens += record["tokens"]
+                    text = f"{progress.per_second(tokens):,.0f} tokens/s"
+                    if "correct" in record:
+                        correct += record["correct"]
+                        text += f", {correct / count:.1%} correct so far"
+                    progress.advance(1, text)
 
-        records = self.ledger.fill(stage, keys, shown, on_new=self.watch)
-        return {exercise: [records[name, i] for i in range(n)] for name, exercise in by_id.items()}
+        records = self.ledger.fill(stage, keys, with_progress, on_new=self.watch)
+        return {
+            exercise: [records[problem, sample] for sample in range(num_samples)] for problem, exercise in by_id.items()
+        }
 
-    def tally(self, records: Sequence[Record]) -> None:
+    def count_responses(self, records: Sequence[Record]) -> None:
         self.counts["responses"] += len(records)
         self.counts["generated tokens"] += sum(record["tokens"] for record in records)
-        self.counts["right"] += sum(record["right"] for record in records)
+        self.counts["correct"] += sum(record["correct"] for record in records)
         self.counts["cut off"] += sum(record.get("finish") == "length" for record in records)
 
     def verdict(self, text: str, exercise: Exercise, *, ended: bool) -> "Future[Any]":
-        """Whether a response solves an exercise; one that was cut off does not, whatever it says before."""
-        return self.verify(text, exercise) if ended else CUT_OFF
+        """Whether a response solves an exercise; one that was cut off does not."""
+        return self.verify(text, exercise) if ended else NOT_CORRECT
 
     def _verified(self, responses: Iterable[Generation], exercises: Mapping[str, Exercise]) -> Iterator[Record]:
-        """The records of responses; grading runs beside the drawing, and the order of drawing is kept."""
+        """The records of responses in the order of sampling; verifying runs beside the sampling."""
         waiting: deque[tuple[Generation, Exercise, Future[Any]]] = deque()
-        for one in responses:
-            exercise = exercises[one.problem]
-            waiting.append((one, exercise, self.verdict(one.text, exercise, ended=one.finish == "stop")))
-            while waiting and (len(waiting) > PENDING or waiting[0][2].done()):
+        for generation in responses:
+            exercise = exercises[generation.problem]
+            verdict = self.verdict(generation.text, exercise, ended=generation.finish == "stop")
+            waiting.append((generation, exercise, verdict))
+            while waiting and (len(waiting) > MAX_PENDING or waiting[0][2].done()):
                 yield _record(*waiting.popleft())
-        yield from (_record(*left) for left in waiting)
+        for remaining in waiting:
+            yield _record(*remaining)
 
-    def refuse_empty(self, kept: Sequence[Any]) -> None:
-        """Refuse a result without any right response: it would be an empty data set, or the one that came in."""
+    def check_any_correct(self, kept: Sequence[Any]) -> None:
+        """Raise ValueError for a result without a correct response: an empty data set, or the one that came in."""
         if not kept:
             raise ValueError(
-                f"the model never answered right: of {self.counts['responses']:,} responses none verified, and "
+                f"no response of the model was correct: of {self.counts['responses']:,} responses none verified, and "
                 f"{self.counts['cut off']:,} were cut off. See in {self.ledger.directory} whether prompt, gold answers "
-                f"and verifier fit, raise num_samples or max_new_tokens, or take a stronger model. {dict(self.counts)}"
+                f"and verifier fit, raise num_samples or max_new_tokens, or use a stronger model. {dict(self.counts)}"
             )
 
 
-def _record(one: Generation, exercise: Exercise, verdict: "Future[Any]") -> Record:
-    return {**one.record(), "problem": exercise.id, "right": exercise.decide(verdict, one.text)}
+def _record(generation: Generation, exercise: Exercise, verdict: "Future[Any]") -> Record:
+    return {**generation.record(), "problem": exercise.id, "correct": exercise.decide(verdict, generation.text)}

@@ -1,7 +1,10 @@
-"""curate(): one method over a data set's rows, written as a data set with a manifest; killed, it continues.
+"""curate(): run one method over a data set's rows and write the result as a data set; a killed curation continues.
 
-A directory: settings.json, generations/<stage>.jsonl, then the rows as `save_to_disk` writes them and as rows.jsonl,
-and last manifest.json, whose presence says that all is there. It belongs to its settings once it holds work.
+settings.json               everything that the result depends on
+generations/<stage>.jsonl   the records of the work, appended as they are made
+rounds/                     models trained between rounds
+rows.jsonl, *.arrow         the resulting rows, twice
+manifest.json               what made them and what was counted; written last, so its presence means complete
 """
 
 import shutil
@@ -16,54 +19,73 @@ from typing import Any
 from datasets import Dataset
 
 from qsft import __version__
-from qsft.curate.catalogue import Options, check_settings, find_method
-from qsft.curate.context import CurationContext, Material
-from qsft.curate.exercises import Exercise, Kept, load_function
-from qsft.evals.grading.pool import Judges
+from qsft.curate.context import CurationContext, CurationInputs, Verify
+from qsft.curate.exercises import Exercise, Kept
+from qsft.curate.registry import Need, Options, find_method, make_settings
+from qsft.evals.grading.pool import Judges, check_math_verify
 from qsft.files import TEMPORARY, read_json, write_json, write_lines
-from qsft.ledger import Ledger, Record
+from qsft.ledger import Ledger, Record, changed_settings, move_aside
 from qsft.processes import Group
+from qsft.user_functions import import_function
 
-SETTINGS, MANIFEST, ROWS = "settings.json", "manifest.json", "rows.jsonl"
-GENERATIONS, ROUNDS = "generations", "rounds"
-REMEDY = "Give another --out, or --fresh to delete what is there and start again."
+SETTINGS = "settings.json"
+MANIFEST = "manifest.json"
+ROWS = "rows.jsonl"
+GENERATIONS = "generations"
+ROUNDS = "rounds"
+REMEDY = "Choose another --output_dir, or pass --overwrite, which moves what is there aside and starts again."
 
 
 def curate(
     method: str,
     settings: Mapping[str, Any],
-    material: Material,
-    out: Path,
+    inputs: CurationInputs,
+    output_dir: Path,
     options: Options | None = None,
     watch: Callable[[Record], object] | None = None,
 ) -> dict[str, Any]:
-    """The manifest of the data set that `method` makes of the material in `out`; a finished one is left as it is."""
-    settings, options, group = check_settings(method, settings), options or Options(), Group()
-    context = CurationContext(method, material, options, Ledger(out / GENERATIONS, group), watch=watch)
-    exercises = context.exercises(material.rows, material.settings)
-    record = context.record(settings, exercises)
-    agree(out, record, group, options.fresh)
-    if not (out / MANIFEST).is_file():
-        context.train = partial(train_round, context, out / ROUNDS)
-        with verifier(options.verifier) as context.verify:
-            kept = find_method(method)(exercises, context, **settings)
+    """Run a method and return the manifest of the data set that it made; a complete one is left as it is.
+
+    Args:
+        method: name of the method.
+        settings: its settings that differ from their defaults.
+        watch: called with each new record, instead of a progress bar.
+
+    Raises:
+        ValueError: for wrong settings, if output_dir was started with other settings, or if no row was kept.
+    """
+    chosen = find_method(method)
+    method_settings = make_settings(chosen, settings)
+    options = options or Options()
+    group = Group()
+    if Need.VERIFIER in chosen.needs and options.verifier is None:
+        check_math_verify()  # before anything is generated
+    context = CurationContext(chosen, inputs, options, Ledger(output_dir / GENERATIONS, group), watch=watch)
+    exercises = context.exercises(inputs.rows, inputs.settings)
+    record = context.settings_record(method_settings, exercises)
+    start(output_dir, record, group, options.overwrite)
+    if not (output_dir / MANIFEST).is_file():
+        context.train = partial(train_round, context, output_dir / ROUNDS)
+        with make_verifier(options.verifier) as context.verify:
+            kept = chosen.run(exercises, context, method_settings)
         if not kept:
             raise ValueError(f"{method} kept nothing of {len(exercises):,} rows: {dict(context.counts)}.")
         if group.rank == 0:
-            write(out, kept, {**record, "qsft": __version__, **describe(kept, exercises, context.counts)})
+            summary = {**record, "qsft": __version__, **describe(kept, exercises, context.counts)}
+            write_dataset(output_dir, kept, summary)
     group.wait()
     context.free()  # a training may follow in this process
-    return read_json(out / MANIFEST, REMEDY)
+    return read_json(output_dir / MANIFEST, REMEDY)
 
 
 @contextmanager
-def verifier(name: str | None) -> Iterator[Callable[[str, Exercise], "Future[Any]"]]:
-    """The evaluator's grading in processes of its own, or the user's `module:function`, called (response, row)."""
+def make_verifier(name: str | None) -> Iterator[Verify]:
+    """The grading of `qsft.grade` in other processes, or the user's `module:function`, called (response, row)."""
     if name is None:
         with Judges() as judges:
             yield lambda text, exercise: judges.submit(text, exercise.gold, options=exercise.options)
         return
-    function = load_function("--verifier", name)
+    function = import_function(name, "--verifier")
 
     def verify(text: str, exercise: Exercise) -> Future[Any]:
         future: Future[Any] = Future()
@@ -76,67 +98,95 @@ def verifier(name: str | None) -> Iterator[Callable[[str, Exercise], "Future[Any
     yield verify
 
 
-def train_round(context: CurationContext, rounds: Path, kept: Sequence[Kept], start: str | None, number: int) -> str:
-    material, group, directory = context.material, context.ledger.group, rounds / str(number)
-    trained, done = directory / "model", directory / "done.json"
+def train_round(
+    context: CurationContext, rounds: Path, kept: Sequence[Kept], initial_model: str | None, number: int
+) -> str:
+    """Train on the rows of a round, unless that is done, and return the directory of the new model."""
+    inputs = context.inputs
+    group = context.ledger.group
+    directory = rounds / str(number)
+    trained = directory / "model"
+    done = directory / "done.json"
     if done.is_file():
         return str(trained)
-    assert material.train is not None
+    assert inputs.train is not None
     if group.rank == 0:
-        shutil.rmtree(trained, ignore_errors=True)  # what a killed training left
-        write(directory / "data", kept, {"round": directory.name})
+        shutil.rmtree(trained, ignore_errors=True)  # a training that was killed
+        write_dataset(directory / "data", kept, {"round": directory.name})
     group.wait()
     context.free()
-    material.train(directory / "data", start or str(material.model), trained)
+    inputs.train(directory / "data", initial_model or str(inputs.model), trained)
     if group.rank == 0:
         write_json(done, {})
     group.wait()
     return str(trained)
 
 
-def agree(out: Path, record: Mapping[str, Any], group: Group, fresh: bool) -> None:
-    """Refuse to continue what was started with different settings, once something was computed with them."""
-    if fresh and group.rank == 0:
-        for name in (GENERATIONS, ROUNDS):
-            shutil.rmtree(out / name, ignore_errors=True)
-        (out / MANIFEST).unlink(missing_ok=True)
+def start(output_dir: Path, record: Mapping[str, Any], group: Group, overwrite: bool) -> None:
+    """Record the settings of a curation; ValueError if existing work has other settings."""
+    if overwrite and group.rank == 0 and output_dir.is_dir() and is_curation(output_dir):
+        move_aside(output_dir, sorted(output_dir.iterdir()))
     group.wait()
-    records, left = (out / GENERATIONS).glob("*.jsonl"), out.iterdir() if out.is_dir() else ()
-    bound = (out / MANIFEST).is_file() or (out / ROUNDS).is_dir() or any(path.stat().st_size for path in records)
-    if bound:
-        refuse_change(out, record)
-    # A start that was killed before its first record leaves nothing but these.
-    elif not fresh and any(path.name not in (SETTINGS, GENERATIONS) and path.suffix != TEMPORARY for path in left):
-        raise ValueError(f"{out} is not empty and is not a curated data set. Give another --out.")
-    group.wait()  # nobody writes while another still looks
-    if not bound and group.rank == 0:
-        write_json(out / SETTINGS, record)
+    has_work = contains_work(output_dir)
+    if has_work:
+        check_unchanged(output_dir, record)
+    else:
+        check_empty(output_dir)
+    group.wait()  # no process writes while another one still reads
+    if not has_work and group.rank == 0:
+        write_json(output_dir / SETTINGS, record)
     group.wait()
 
 
-def refuse_change(out: Path, new: Mapping[str, Any]) -> None:
-    if not (out / SETTINGS).is_file():
-        raise ValueError(f"{out} holds generations but no {SETTINGS} that says what made them. {REMEDY}")
-    old = read_json(out / SETTINGS, REMEDY)
-    changed = [f"{key} was {old.get(key)!r}, is {new[key]!r}" for key in new if old.get(key) != new[key]]
+def is_curation(output_dir: Path) -> bool:
+    return contains_work(output_dir) or (output_dir / SETTINGS).is_file()
+
+
+def contains_work(output_dir: Path) -> bool:
+    """Whether something was computed that belongs to the recorded settings."""
+    records = (output_dir / GENERATIONS).glob("*.jsonl")
+    has_records = any(path.stat().st_size for path in records)
+    return has_records or (output_dir / MANIFEST).is_file() or (output_dir / ROUNDS).is_dir()
+
+
+def check_empty(output_dir: Path) -> None:
+    """Raise ValueError for a directory with files that no curation wrote.
+
+    A curation that was killed before its first record leaves its settings, an empty directory, and temporary files.
+    """
+    if not output_dir.is_dir():
+        return
+    for path in output_dir.iterdir():
+        if path.name not in (SETTINGS, GENERATIONS) and path.suffix != TEMPORARY:
+            raise ValueError(f"{output_dir} is not empty and is not a curated data set. Choose another --output_dir.")
+
+
+def check_unchanged(output_dir: Path, record: Mapping[str, Any]) -> None:
+    if not (output_dir / SETTINGS).is_file():
+        raise ValueError(f"{output_dir} has generations but no {SETTINGS} that says what made them. {REMEDY}")
+    changed = changed_settings(read_json(output_dir / SETTINGS, REMEDY), record)
     if changed:
-        raise ValueError(f"{out} was started with different settings: {'; '.join(changed)}. {REMEDY}")
+        raise ValueError(f"{output_dir} was started with other settings: {'; '.join(changed)}. {REMEDY}")
 
 
-def write(out: Path, kept: Sequence[Kept], record: Mapping[str, Any]) -> None:
-    """Write a data set that describes itself: rows twice (arrow, JSON lines), and last the manifest."""
+def write_dataset(directory: Path, kept: Sequence[Kept], record: Mapping[str, Any]) -> None:
+    """Write the rows twice (arrow, JSON lines), and last the manifest."""
     rows = [one.row for one in kept]
-    Dataset.from_list(rows).save_to_disk(str(out))
-    write_lines(out / ROWS, rows)
-    form = "tokens" if rows[0].keys() >= {"input_ids", "labels"} else kept[0].exercise.form
-    write_json(out / MANIFEST, {**record, "form": form})
+    Dataset.from_list(rows).save_to_disk(str(directory))
+    write_lines(directory / ROWS, rows)
+    is_tokenized = rows[0].keys() >= {"input_ids", "labels"}
+    write_json(directory / MANIFEST, {**record, "form": "tokens" if is_tokenized else kept[0].exercise.form})
 
 
-def describe(kept: Sequence[Kept], exercises: Sequence[Exercise], counted: Counter[str]) -> dict[str, Any]:
-    counts = {"problems": len(exercises), **counted, "rows": len(kept)}
+def describe(kept: Sequence[Kept], exercises: Sequence[Exercise], counts: Counter[str]) -> dict[str, Any]:
+    """Counts and rates for the manifest."""
     covered = {one.exercise.id for one in kept if one.origin != "demonstration"}
     rates = {"problems with a response by the method": len(covered) / len(exercises)}
-    if counted["responses"]:
-        rates["responses that verify"] = counted["right"] / counted["responses"]
-        rates["generated tokens per problem"] = counted["generated tokens"] / len(exercises)
-    return {"counts": counts, "rows by origin": dict(Counter(one.origin for one in kept)), "rates": rates}
+    if counts["responses"]:
+        rates["responses that verify"] = counts["correct"] / counts["responses"]
+        rates["generated tokens per problem"] = counts["generated tokens"] / len(exercises)
+    return {
+        "counts": {"problems": len(exercises), **counts, "rows": len(kept)},
+        "rows by origin": dict(Counter(one.origin for one in kept)),
+        "rates": rates,
+    }

@@ -1,6 +1,6 @@
-"""From rows to exercises: what is asked, the demonstration, the gold answer a response is verified against.
+"""Exercises: a row's question, its demonstration, and the gold answer that responses are verified against.
 
-What is written has the form of what was read, so it trains as that would have.
+A row is written in the format in which it was read, so it trains as the original would have.
 """
 
 import re
@@ -32,13 +32,16 @@ _OPTION = re.compile(r"^\s*\(?([A-J])[.):]\s+(\S.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, eq=False)
 class Exercise:
-    """One row, opened; its form knows all but the last three, which `read_exercises` adds.
+    """What a row contains. The format sets all fields but the last three, which `read_exercises` adds.
 
-    response  None where the row has a problem only
-    ask       the token ids up to the response, with another question in the place of the row's own
-    own       the row as it is written
-    put       the columns of `own` that hold another response
-    id        its prompt's digest, numbered where it repeats, so that subsets keep their samples
+    Attributes:
+        form: name of the row's format.
+        response: the demonstration; None where the row has a problem only.
+        ask: ask(question) → the token ids up to the response, with another question instead of the row's own.
+        own: the row as it is written.
+        put: put(response) → the columns of `own` that contain another response.
+        id: the prompt's digest, numbered where it repeats, so that subsets keep their samples.
+        prompt: the token ids up to the response.
     """
 
     form: str
@@ -68,6 +71,7 @@ class Exercise:
         return Kept(self, {**self.own, **changed, **columns, "curated": origin})
 
     def decide(self, verdict: "Future[Any]", text: str) -> bool:
+        """The verdict on a response; ValueError if the verifier raised."""
         try:
             return bool(verdict.result())
         except Exception as error:
@@ -78,7 +82,7 @@ class Exercise:
 
 
 class Kept(NamedTuple):
-    """One row of the result and the exercise it is of."""
+    """One row of the result, and its exercise."""
 
     exercise: Exercise
     row: dict[str, Any]
@@ -88,46 +92,58 @@ class Kept(NamedTuple):
         return str(self.row["curated"])
 
 
-Form = Callable[[Row], Exercise | None]  # opens the rows of one kind; None: there is nothing to ask
+Form = Callable[[Row], Exercise | None]  # reads the rows of one format; None: there is no question
+FindGold = Callable[[Row, str | None], Any]  # the gold answer of a row, given its response too; None: there is none
 
 
-def read_exercises(rows: Iterable[Row], form: Form, gold: Callable[[Row, str | None], Any]) -> list[Exercise]:
-    """The exercises of the rows that hold one; `gold` finds a row's gold answer, or None, given its response too."""
+def read_exercises(rows: Iterable[Row], form: Form, gold: FindGold) -> list[Exercise]:
+    """The exercises of the rows that have a question."""
     exercises: list[Exercise] = []
     seen: Counter[str] = Counter()
     for row in rows:
-        opened = form(row)
-        if opened is None or not opened.question:
+        exercise = form(row)
+        if exercise is None or not exercise.question:
             continue
-        prompt = tuple(opened.ask(opened.question))
+        prompt = tuple(exercise.ask(exercise.question))
         digest = digest_json(prompt)
         seen[digest] += 1
         name = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
-        exercises.append(replace(opened, id=name, prompt=prompt, gold=gold(row, opened.response)))
+        exercises.append(replace(exercise, id=name, prompt=prompt, gold=gold(row, exercise.response)))
     if not exercises:
-        raise ValueError("no row of the data set holds a problem, so there is nothing to curate.")
+        raise ValueError("no row of the data set has a question, so there is nothing to curate.")
     return exercises
 
 
-# ---- forms ----
+# ---- formats ----
 
 
 def pairs(
     tokenizer: Tokenizer, pair: Callable[[Row], tuple[str, str | None] | None], prompt: str, row: Row
 ) -> Exercise | None:
-    """(question, response) as text, asked by a named prompt; written as two columns, which any tokenizer can read."""
-    if (found := pair(row)) is None:
+    """(question, response) as text, rendered by a named prompt; written as two text columns."""
+    found = pair(row)
+    if found is None:
         return None
-    preset, own = find_preset(prompt), dict(zip(("question", "response"), found, strict=True))
-    ask = lambda question: encode(tokenizer, preset.prompt(question))  # noqa: E731
-    return Exercise("pairs", row, *found, ask, own, lambda text: {"response": text})
+    question, response = found
+    preset = find_preset(prompt)
+    return Exercise(
+        form="pairs",
+        row=row,
+        question=question,
+        response=response,
+        ask=lambda other: encode(tokenizer, preset.prompt(other)),
+        own={"question": question, "response": response},
+        put=lambda text: {"response": text},
+    )
 
 
 def messages(tokenizer: Tokenizer, row: Row) -> Exercise | None:
     """TRL's `messages`: the response is the last assistant turn, the question the last user turn before it."""
-    turns, response = row["messages"], None
+    turns = row["messages"]
+    response = None
     if turns and turns[-1]["role"] == "assistant":
-        turns, response = turns[:-1], turns[-1]["content"]
+        response = turns[-1]["content"]
+        turns = turns[:-1]
     if not turns:
         return None
     question, ask = _last_question(tokenizer, turns)
@@ -136,42 +152,49 @@ def messages(tokenizer: Tokenizer, row: Row) -> Exercise | None:
 
 def prompt_completion(tokenizer: Tokenizer, row: Row) -> Exercise:
     """TRL's `prompt` and `completion`: text, or turns. Without a completion it is a problem only."""
-    name, prompt, completion = "prompt-completion", row["prompt"], row.get("completion")
+    name = "prompt-completion"
+    prompt = row["prompt"]
+    completion = row.get("completion")
     if not isinstance(prompt, str):
         question, ask = _last_question(tokenizer, prompt)
         response = completion[-1]["content"] if completion else None
         return Exercise(name, row, question, response, ask, row, lambda text: {"completion": [_answer(text)]})
 
     def put(text: str) -> dict[str, Any]:
-        """Another completion, which keeps the white space that divides it from the prompt."""
-        before = completion or " "
-        gap = before[: len(before) - len(before.lstrip())]
-        divided = text[:1].isspace() or prompt[-1:].isspace()
-        return {"completion": text if divided else gap + text}
+        """Another completion, which keeps the white space that separates it from the prompt."""
+        original = completion or " "
+        white_space = original[: len(original) - len(original.lstrip())]
+        is_separated = text[:1].isspace() or prompt[-1:].isspace()
+        return {"completion": text if is_separated else white_space + text}
 
-    return Exercise(name, row, prompt, completion, lambda text: tokenizer(text)["input_ids"], row, put)  # as TRL reads
+    # The prompt is tokenized as TRL tokenizes it.
+    return Exercise(name, row, prompt, completion, lambda text: tokenizer(text)["input_ids"], row, put)
 
 
 def tokens(tokenizer: Tokenizer, row: Row) -> Exercise | None:
     """input_ids and labels: the prompt is what stands before the first label; the response ends with the eos token.
 
-    As text the prompt keeps its special tokens, to be read back. Other columns, perhaps aligned with it, are dropped.
+    The prompt's text keeps its special tokens, so that it can be tokenized again. Other columns may be aligned with
+    the tokens and are dropped.
     """
     own = {name: list(row[name]) for name in ("input_ids", "labels")}
     start = next((at for at, label in enumerate(own["labels"]) if label != IGNORED), None)
     if start is None:
         return None
-    prompt, response = own["input_ids"][:start], own["input_ids"][start:]
-    asked, answered = str(tokenizer.decode(prompt)), str(tokenizer.decode(response, skip_special_tokens=True))
+    prompt = own["input_ids"][:start]
+    own_question = str(tokenizer.decode(prompt))
+    own_response = str(tokenizer.decode(own["input_ids"][start:], skip_special_tokens=True))
 
     def ask(question: str) -> list[int]:
-        return prompt if question == asked else tokenizer(question, add_special_tokens=False)["input_ids"]
+        return prompt if question == own_question else tokenizer(question, add_special_tokens=False)["input_ids"]
 
-    put = lambda text: document(prompt, response_ids(tokenizer, text))  # noqa: E731
-    return Exercise("tokens", row, asked, answered, ask, own, put)
+    def put(text: str) -> dict[str, Any]:
+        return document(prompt, response_ids(tokenizer, text))
+
+    return Exercise("tokens", row, own_question, own_response, ask, own, put)
 
 
-# What opens a row, and the columns that tell the form.
+# The function that reads a format, and the columns that identify it.
 FORMS: dict[Callable[[Tokenizer, Row], Exercise | None], set[str]] = {
     tokens: {"input_ids", "labels"},
     messages: {"messages"},
@@ -182,7 +205,7 @@ FORMS: dict[Callable[[Tokenizer, Row], Exercise | None], set[str]] = {
 def find_form(
     columns: Sequence[str], tokenizer: Tokenizer, *, question: str | None, response: str | None, prompt: str
 ) -> Form:
-    """The form of a data set with these columns; `question` and `response` name two text columns explicitly."""
+    """The format of a data set with these columns; `question` and `response` name two text columns explicitly."""
     if question is None and response is None:
         for form, needed in FORMS.items():
             if needed <= set(columns):
@@ -215,16 +238,25 @@ def _answer(response: str) -> dict[str, str]:
 # ---- gold answers ----
 
 
-def find_gold(columns: Sequence[str], wanted: str | None) -> Callable[[Row, str | None], Any]:
-    """What finds a row's gold answer: `boxed`, module:function(row), a column (a.b: a struct's field), None: usual."""
-    if wanted == BOXED:
+def no_gold(row: Row, response: str | None) -> None:
+    """For methods that need no gold answer."""
+
+
+def find_gold(columns: Sequence[str], gold: str | None) -> FindGold:
+    """The function that finds a row's gold answer.
+
+    Args:
+        gold: boxed, module:function(row), a column (a.b is field b of a struct), or None for the usual columns.
+    """
+    if gold == BOXED:
         return lambda row, response: extract(response) if response and "\\boxed" in response else None
-    if wanted is not None and ":" in wanted:
-        function = load_function("--gold", wanted)
+    if gold is not None and ":" in gold:
+        function = import_function(gold, "--gold")
         return lambda row, response: function(dict(row))
-    column = next((name for name in ([wanted] if wanted else GOLDS) if name in columns), None)
+    names = [gold] if gold else GOLDS
+    column = next((name for name in names if name in columns), None)
     if column is None:
-        missing = f"no column {wanted!r}" if wanted else f"none of {', '.join(GOLDS)}"
+        missing = f"no column {gold!r}" if gold else f"none of {', '.join(GOLDS)}"
         raise ValueError(
             f"there is no gold answer to verify responses against: {missing} among the columns {', '.join(columns)}. "
             "Give --gold COLUMN, --gold boxed (the demonstration's last box), or a --verifier that needs none."
@@ -235,8 +267,3 @@ def find_gold(columns: Sequence[str], wanted: str | None) -> Callable[[Row, str 
         return None if isinstance(value, str) and not value.strip() else value
 
     return find
-
-
-def load_function(option: str, name: str) -> Callable[..., Any]:
-    """Return the function that `module:function` names; the current directory is searched too."""
-    return import_function(name, option)

@@ -12,8 +12,9 @@ from typing import Any
 from datasets import Dataset, load_from_disk
 from rich.console import Console
 
-from qsft.curate.catalogue import Options
-from qsft.curate.curation import Material, curate
+from qsft.curate.context import CurationInputs
+from qsft.curate.curation import curate
+from qsft.curate.registry import Options
 from qsft.data.sources import DataSettings
 from qsft.demo.foundation import make_models
 from qsft.demo.measure import LONGEST, Contexts, Knowledge, Measurement, knowledge, measure
@@ -35,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "grape": {"columns": "others"},
     "critical": {"alternatives": 2, "max_new_tokens": LONGEST},
 }
-OPTIONS = Options(gold="qsft.demo.world:answer", verifier="qsft.demo.world:verify", fresh=True)
+OPTIONS = Options(gold="qsft.demo.world:answer", verifier="qsft.demo.world:verify", overwrite=True)
 OTHERS = 3  # further demonstrators that GRAPE chooses from
 ATTEMPTS = {"star": 2}  # at most: the second, with the hint, is for failures
 MOST = {"critical": 512}  # problems: it tries every token, so it costs most
@@ -127,9 +128,9 @@ def curated_rows(scenario: Scenario, method: Method, data: Dataset, base: Path, 
     rows = data.select(range(min(len(data), MOST.get(name, len(data)))))
     rows = rows.add_column("others", other_demonstrations(rows, scenario)) if name == "grape" else rows
     responses = len(rows) * SETTINGS[name].get("num_samples", 1) * ATTEMPTS.get(name, 1)
-    material = Material(rows, DataSettings(), load(base), make_tokenizer())
+    inputs = CurationInputs(rows, DataSettings(), load(base), make_tokenizer())
     with phases.phase(f"curate by {method.label}", responses, "responses") as progress:
-        curate(name, SETTINGS[name], material, out, OPTIONS, watch=lambda record: progress.advance())
+        curate(name, SETTINGS[name], inputs, out, OPTIONS, watch=lambda record: progress.advance())
     made = load_from_disk(str(out)).shuffle(seed=scenario.seed)
     made = made.select_columns([name for name in ("input_ids", "labels", "critical") if name in made.column_names])
     return made.select([at % len(made) for at in range(len(data))])

@@ -8,8 +8,9 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from qsft.curate.catalogue import Options
-from qsft.curate.curation import Material, curate
+from qsft.curate.context import CurationInputs
+from qsft.curate.curation import curate
+from qsft.curate.registry import Options
 from qsft.data.load import TrainingData
 from qsft.data.sources import DataSettings, find_source
 from qsft.recipe.job import Job
@@ -94,7 +95,7 @@ def curate_dataset(
         other = replace(settings, dataset_name=name, data_dir=None)
         return stored_rows(other), other
 
-    material = Material(
+    inputs = CurationInputs(
         stored_rows(settings).select(row_ids[: options.limit]),
         settings,
         job.student,
@@ -103,4 +104,4 @@ def curate_dataset(
         train_round,
         training=dict(job.recipe.values),
     )
-    return curate(curation.method, curation.settings, material, curation.output_dir, options)
+    return curate(curation.method, curation.settings, inputs, curation.output_dir, options)

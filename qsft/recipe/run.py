@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from qsft.curate.catalogue import Options, find_method, settings_of
+from qsft.curate.registry import Options, describe_settings, find_method
 from qsft.files import shown
 from qsft.processes import is_main, process_group, world_size
 from qsft.recipe.curation import Curation
@@ -123,15 +123,15 @@ def curate_recipe(method: str, name: str | None, options: Namespace, overrides: 
         overrides = [*overrides, "--model_name_or_path", options.model]
     recipe = read_recipe(name, overrides)
     recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})
-    known = settings_of(find_method(method))
+    known = describe_settings(find_method(method).settings)
     settings = {key: value for key, value in vars(options).items() if key in known and value is not None}
     with process_group():
         job = make_models(configure(on_this_device(recipe)))
-        curation = Curation(method, settings, Options.of(vars(options)), options.out)
+        curation = Curation(method, settings, Options.of(vars(options)), options.output_dir)
         manifest = curate_job(job, load_student_tokenizer(job), curation)
     if is_main():
         start = name or f"--model_name_or_path {manifest['name']}"
-        print(describe_curation(manifest, options.out, start))
+        print(describe_curation(manifest, options.output_dir, start))
 
 
 def describe_curation(manifest: Mapping[str, Any], output_dir: Path, start: str) -> str:
@@ -143,7 +143,7 @@ def describe_curation(manifest: Mapping[str, Any], output_dir: Path, start: str)
             lines.append(f"  {count:>9,}  {what}")
     for what, rate in manifest["rates"].items():
         lines.append(f"  {rate:>9,.1f}  {what}" if rate > 1 else f"  {rate:>9.1%}  {what}")
-    target = "cft" if manifest["method"] == "critical" else "sft"
+    target = find_method(manifest["method"]).target
     lines += ["Train on it with", f"  qsft train {start} --target {target} --dataset_name {output_dir}"]
     return "\n".join(lines)
 

@@ -33,7 +33,7 @@ RUN = {
     "qsft train numina_qwen_math_1p5b --resume_from_checkpoint last": f"{TINY} --save_steps 2",
     "qsft eval RECIPE --limit 100 --num_samples 4": SAMPLES,
     # A random model answers nothing right, so every response is taken; tests/curate verifies for real.
-    "qsft curate rft numina_qwen_math_1p5b --out data/numina-rft --num_samples 8": (
+    "qsft curate rft numina_qwen_math_1p5b --output_dir data/numina-rft --num_samples 8": (
         f"{TINY} --num_samples 2 --max_new_tokens 64 --temperature 3 --verifier readme:takes_everything"
     ),
     "qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft": (

@@ -47,14 +47,15 @@ def clock_exercises(clock_tokenizer):
 @pytest.fixture
 def clock_context(clock_model, clock_tokenizer, tmp_path):
     """Factory: a context with the real sampler, the model in memory, and a directory of its own; parts replaced."""
-    from qsft.curate.catalogue import Options
-    from qsft.curate.context import CurationContext, Material
+    from qsft.curate.context import CurationContext, CurationInputs
+    from qsft.curate.registry import Options, find_method
     from qsft.ledger import Ledger
 
     def make(directory="generations", **parts):
-        material = Material(None, None, clock_model, clock_tokenizer)
-        context = CurationContext("rft", material, Options(), Ledger(tmp_path / directory), watch=lambda record: None)
-        for name, part in {"verify": verify, "positions": CONTEXT, **parts}.items():
+        inputs = CurationInputs(None, None, clock_model, clock_tokenizer)
+        ledger = Ledger(tmp_path / directory)
+        context = CurationContext(find_method("rft"), inputs, Options(), ledger, watch=lambda record: None)
+        for name, part in {"verify": verify, "context_length": CONTEXT, **parts}.items():
             setattr(context, name, part)
         return context
 

@@ -15,7 +15,7 @@ from datasets import load_from_disk
 from kills import kill_after, kill_when, lines_of
 
 from qsft.cli import main
-from qsft.curate.catalogue import METHODS, settings_of
+from qsft.curate.registry import all_methods, describe_settings
 
 CPU_CONFIG = Path(__file__).parents[2] / "recipes" / "accelerate" / "cpu.yaml"
 ON_CPU = ("--use_cpu", "true", "--bf16", "false")
@@ -77,10 +77,10 @@ def rows_of(directory):
 
 
 def test_rft_with_the_evaluators_grading_and_training_on_it(curate, here, clock_directory, capsys):
-    assert curate("rft", "--out", "rft", "--num_samples", "3", *BRIEF, verifier=None) == 0
+    assert curate("rft", "--output_dir", "rft", "--num_samples", "3", *BRIEF, verifier=None) == 0
     out = capsys.readouterr()
     assert "qsft train --model_name_or_path" in out.out
-    assert "right so far" in out.err
+    assert "correct so far" in out.err
     manifest = json.loads((here / "rft" / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["settings"]["num_samples"] == 3
     assert manifest["counts"]["responses"] == 75
@@ -115,12 +115,12 @@ def started(here, clock_directory):
 @pytest.mark.slow
 def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, started):
     words = ("--num_samples", "4", *BRIEF)
-    assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
+    assert curate("rft", "--output_dir", "whole", *words, verifier="checks:slowly") == 0
     path = here / "killed" / "generations" / "samples.jsonl"
-    kept = kill_after(started("--out", "killed", *words), path, 10)
+    kept = kill_after(started("--output_dir", "killed", *words), path, 10)
     assert 10 <= kept.count("\n") < 100
     path.write_text(kept + '{"problem": "torn', encoding="utf-8")
-    assert curate("rft", "--out", "killed", *words, verifier="checks:slowly") == 0
+    assert curate("rft", "--output_dir", "killed", *words, verifier="checks:slowly") == 0
     assert files(here / "killed") == files(here / "whole")
 
 
@@ -128,15 +128,15 @@ def test_killed_and_resumed_it_equals_an_uninterrupted_run(curate, here, started
 def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, started, tell):
     """Kills at random numbers of records, and one while the data set is written."""
     words = ("--num_samples", "4", *BRIEF)
-    assert curate("rft", "--out", "whole", *words, verifier="checks:slowly") == 0
+    assert curate("rft", "--output_dir", "whole", *words, verifier="checks:slowly") == 0
     out, kills, records = here / "killed", 0, []
     path = out / "generations" / "samples.jsonl"
     moments = [*sorted(random.Random(0).sample(range(1, 90), 3)), None]  # None: once there is a part of the data set
     for moment in moments:
         ready = (out / "state.json").is_file if moment is None else lambda most=moment: lines_of(path) >= most
-        kills += kill_when(ready, started("--out", "killed", *words)) == -signal.SIGKILL
+        kills += kill_when(ready, started("--output_dir", "killed", *words)) == -signal.SIGKILL
         records.append(lines_of(path))
-    assert curate("rft", "--out", "killed", *words, verifier="checks:slowly") == 0
+    assert curate("rft", "--output_dir", "killed", *words, verifier="checks:slowly") == 0
     assert files(out) == files(here / "whole")
     assert records[0] < records[-1]
     tell(f"curation: {kills} of {len(moments)} starts killed, at {records} of 100 records; resumed bit for bit")
@@ -152,11 +152,11 @@ def test_two_processes_equal_one(method, curate, here, clock_directory):
         "grape": ("--columns", "completion,answer"),
         "critical": ("--alternatives", "1", "--max_new_tokens", "14"),
     }[method]
-    assert curate(method, "--out", "one", *settings) == 0
+    assert curate(method, "--output_dir", "one", *settings) == 0
     # Not torchrun: it takes a lone `--n` for an abbreviation of its own options.
     launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(CPU_CONFIG)]
     launcher += ["--main_process_port", "0"]  # any that is free: two launches at a time would both take 29500
-    words = ["curate", method, "--dataset_name", "rows.jsonl", "--model", str(clock_directory), "--out", "two"]
+    words = ["curate", method, "--dataset_name", "rows.jsonl", "--model", str(clock_directory), "--output_dir", "two"]
     words += ["--verifier", "checks:is_right", *settings, *ON_CPU]
     # The environment as it is: another PYTHONPATH would compare this checkout with the one that is installed.
     done = subprocess.run([*launcher, "-m", "qsft", *words], cwd=here, capture_output=True, text=True, check=False)
@@ -166,21 +166,21 @@ def test_two_processes_equal_one(method, curate, here, clock_directory):
 
 def test_star_in_rounds_trains_between_them_and_resumes(curate, here, capsys):
     words = ("--rounds", "2", "--start", "last", "--hint", HINT, *BRIEF, *TRAINING[len(ON_CPU) :])
-    assert curate("star", "--out", "star", *words) == 0
+    assert curate("star", "--output_dir", "star", *words) == 0
     first = files(here / "star")
     assert {"round1.jsonl", "round1-hinted.jsonl", "round2.jsonl"} <= set(first)
     model = here / "star" / "rounds" / "1" / "model" / "model.safetensors"
     trained = model.stat().st_mtime_ns
     (here / "star" / "manifest.json").unlink()
     (here / "star" / "generations" / "round2.jsonl").unlink()
-    assert curate("star", "--out", "star", *words) == 0
+    assert curate("star", "--output_dir", "star", *words) == 0
     assert files(here / "star") == first
     assert model.stat().st_mtime_ns == trained  # a finished round is not trained again
     assert not any("tip" in row["prompt"] + row["completion"] for row in rows_of(here / "star"))
 
 
 def test_critical_tokens_train_cft(curate, here, clock_directory):
-    assert curate("critical", "--out", "critical", "--alternatives", "2", *BRIEF) == 0
+    assert curate("critical", "--output_dir", "critical", "--alternatives", "2", *BRIEF) == 0
     for row in rows_of(here / "critical"):
         assert len(row["critical"]) == len(row["input_ids"]) == len(row["labels"])
     words = ("train", "--model_name_or_path", str(clock_directory), "--target", "cft", "--dataset_name", "critical")
@@ -188,8 +188,8 @@ def test_critical_tokens_train_cft(curate, here, clock_directory):
 
 
 def test_self_distillation_and_grape_over_data_sets(curate, here):
-    assert curate("self_distill", "--out", "own", "--template", TEMPLATE, *BRIEF) == 0
-    assert curate("grape", "--out", "grape", "--datasets", "own") == 0
+    assert curate("self_distill", "--output_dir", "own", "--template", TEMPLATE, *BRIEF) == 0
+    assert curate("grape", "--output_dir", "grape", "--datasets", "own") == 0
     for row, own in zip(rows_of(here / "grape"), rows_of(here / "own")):
         assert row["candidates"] == ["demonstration", "own"]
         better = own if row["scores"][1] > row["scores"][0] else None
@@ -229,7 +229,10 @@ def question_pairs():
 def test_a_recipe_of_another_data_set_trains_on_curated_rows(curate, here, clock_directory):
     rows = [{"answer": gold, "extra_info": {"question": q, "answer": text}} for q, text, gold in question_pairs()]
     write_jsonl(here / "pairs.jsonl", rows)
-    assert curate("rft", "--out", "rft", "--num_samples", "2", *BRIEF, "--data_dir", "pairs.jsonl", data="numina") == 0
+    assert (
+        curate("rft", "--output_dir", "rft", "--num_samples", "2", *BRIEF, "--data_dir", "pairs.jsonl", data="numina")
+        == 0
+    )
 
     def train(recipe, *more):
         words = ["train", recipe, "--target", "sft", "--dataset_name", "rft", "--output_dir", "trained", *TRAINING]
@@ -261,7 +264,7 @@ def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_to
     write_jsonl(here / "pairs.jsonl", {"columns": columns, "numina": numina}[source])
     words = ("--data_dir", "pairs.jsonl") if source == "numina" else ()
     data = "numina" if source == "numina" else "pairs.jsonl"
-    assert curate("rft", "--out", "rft", "--num_samples", "2", *BRIEF, *words, data=data, verifier=None) == 0
+    assert curate("rft", "--output_dir", "rft", "--num_samples", "2", *BRIEF, *words, data=data, verifier=None) == 0
     data = load_training_data(DataSettings(dataset_name="rft"), clock_tokenizer).dataset
     first = data[0]
     assert clock_tokenizer.decode(first["input_ids"]) == "<|bos|> 0 + 0 ? first 0 + 0 = 0 so \\boxed{0} <|eos|>"
@@ -272,7 +275,7 @@ def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_to
     ("words", "how", "message"),
     [
         (("rft",), {"verifier": "checks:broken"}, "verifier raised ZeroDivisionError"),
-        (("rft",), {"verifier": "checks:never"}, "the model never answered right"),
+        (("rft",), {"verifier": "checks:never"}, "no response of the model was correct"),
         (("rft",), {"verifier": "checks:absent"}, "cannot be loaded"),
         (("rft",), {"verifier": "checks"}, "is not module:function"),
         (("rft", "--gold", "result"), {"verifier": None}, "no column 'result' among the columns prompt, completion"),
@@ -284,7 +287,7 @@ def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_to
 )
 def test_bad_input_says_what_to_do(words, how, message, curate, here, capsys):
     method, *rest = words
-    assert curate(method, "--out", "out", "--limit", "8", "--max_new_tokens", "14", *rest, **how) == 2
+    assert curate(method, "--output_dir", "out", "--limit", "8", "--max_new_tokens", "14", *rest, **how) == 2
     assert message in capsys.readouterr().err
     assert not (here / "out" / "manifest.json").exists()
 
@@ -292,25 +295,26 @@ def test_bad_input_says_what_to_do(words, how, message, curate, here, capsys):
 def test_prompts_longer_than_the_context_are_left_out_and_counted(curate, here):
     long = {"prompt": "<|bos|> " + "1 + " * 40 + "1 ?", "completion": " so \\boxed{1}", "answer": "1"}
     write_jsonl(here / "rows.jsonl", [*clock_rows()[:3], long])
-    assert curate("rft", "--out", "rft", "--num_samples", "2", *BRIEF) == 0
+    assert curate("rft", "--output_dir", "rft", "--num_samples", "2", *BRIEF) == 0
     counts = json.loads((here / "rft" / "manifest.json").read_text(encoding="utf-8"))["counts"]
     assert (counts["longer than the context"], counts["responses"]) == (1, 6)
 
 
-def test_other_settings_are_refused_unless_fresh(curate, here, capsys):
-    words = ("--out", "rft", "--limit", "3", *BRIEF)
+def test_other_settings_raise_and_overwrite_moves_the_old_ones_aside(curate, here, capsys):
+    words = ("--output_dir", "rft", "--limit", "3", *BRIEF)
     assert curate("rft", *words, "--num_samples", "2") == 0
     before = files(here / "rft")
     assert curate("rft", *words, "--num_samples", "3") == 2
     assert "settings was" in capsys.readouterr().err
     assert files(here / "rft") == before
-    assert curate("rft", *words, "--num_samples", "3", "--fresh") == 0
-    assert curate("rft", *words[2:], "--out", ".") == 2
+    assert curate("rft", *words, "--num_samples", "3", "--overwrite") == 0
+    assert files(here / "rft.previous" / "1") == before
+    assert curate("rft", *words[2:], "--output_dir", ".") == 2
     assert "is not a curated data set" in capsys.readouterr().err
 
 
 def test_a_refused_start_binds_nothing(curate, here, capsys):
-    words = ("--out", "rft", "--limit", "3", *BRIEF)
+    words = ("--output_dir", "rft", "--limit", "3", *BRIEF)
     assert curate("rft", *words, "--num_samples", "2", "--temperature", "0") == 2  # refused by the method itself
     assert curate("rft", *words, "--num_samples", "1", verifier="checks:explodes") == 2  # refused at the first response
     assert curate("rft", *words, "--num_samples", "2") == 0
@@ -320,11 +324,11 @@ def test_a_refused_start_binds_nothing(curate, here, capsys):
     assert "settings.json: not a JSON object" in capsys.readouterr().err
     (here / "rft" / "settings.json").unlink()
     assert curate("rft", *words, "--num_samples", "2") == 2
-    assert "holds generations but no settings.json" in capsys.readouterr().err
+    assert "has generations but no settings.json" in capsys.readouterr().err
 
 
 def test_lines_that_are_no_records_are_named(curate, here, capsys):
-    words = ("--out", "rft", "--limit", "3", *BRIEF, "--num_samples", "2")
+    words = ("--output_dir", "rft", "--limit", "3", *BRIEF, "--num_samples", "2")
     assert curate("rft", *words) == 0
     (here / "rft" / "manifest.json").unlink()
     path = here / "rft" / "generations" / "samples.jsonl"
@@ -341,13 +345,13 @@ def test_help_lists_one_method_per_line(capsys):
     with pytest.raises(SystemExit):
         main(["curate", "--help"])
     shown = capsys.readouterr().out.splitlines()
-    for name in METHODS:
+    for name in all_methods():
         assert sum(line.startswith(f"  {name} ") for line in shown) == 1
 
 
 def test_help_explains_every_setting(capsys):
-    for name, method in METHODS.items():
+    for name, method in all_methods().items():
         with pytest.raises(SystemExit):
             main(["curate", name, "--help"])
         shown = capsys.readouterr().out
-        assert all(f"--{setting}" in shown for setting in settings_of(method))
+        assert all(f"--{setting}" in shown for setting in describe_settings(method.settings))

@@ -6,9 +6,13 @@ import pytest
 import torch
 from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 
-from qsft.curate.context import Material
-from qsft.curate.likely import Search, critical, grape
-from qsft.curate.own_words import reasoning_path, rft, self_distill, star
+from qsft.curate.context import CurationInputs
+from qsft.curate.critical import CriticalSettings, CriticalTokenSearch, critical
+from qsft.curate.grape import GrapeSettings, grape
+from qsft.curate.reasoning_paths import reasoning_path
+from qsft.curate.rft import RftSettings, rft
+from qsft.curate.self_distill import SelfDistillSettings, self_distill
+from qsft.curate.star import StarSettings, star
 from qsft.inference.sampling import Generation
 
 LENGTH = 14
@@ -53,7 +57,9 @@ def full_logits_logps(model, tokenizer, prompt, text):
 
 def test_rft_keeps_right_and_distinct_paths_and_the_originals(clock_exercises, clock_context):
     problems, context = clock_exercises(), clock_context()
-    kept = by_problem(rft(problems, context, num_samples=8, temperature=1.0, max_new_tokens=LENGTH, keep=2))
+    kept = by_problem(
+        rft(problems, context, RftSettings(num_samples=8, temperature=1.0, max_new_tokens=LENGTH, keep=2))
+    )
     assert set(kept) == set(problems)
     for problem, rows in kept.items():
         assert [row.origin for row in rows] == ["demonstration", *["sample"] * (len(rows) - 1)]
@@ -64,18 +70,22 @@ def test_rft_keeps_right_and_distinct_paths_and_the_originals(clock_exercises, c
     assert sum(len(rows) > 1 for rows in kept.values()) > 8
     counts = context.counts
     samples = sum(len(rows) - 1 for rows in kept.values())
-    assert counts["right"] == counts["same path as another"] + counts["beyond keep"] + samples
+    assert counts["correct"] == counts["same path as another"] + counts["beyond keep"] + samples
     assert counts["responses"] == 8 * len(problems)
 
 
 def test_rft_without_originals(clock_exercises, clock_context):
-    kept = rft(clock_exercises(KNOWN[:4]), clock_context(), num_samples=4, max_new_tokens=LENGTH, originals=False)
+    kept = rft(
+        clock_exercises(KNOWN[:4]),
+        clock_context(),
+        RftSettings(num_samples=4, max_new_tokens=LENGTH, originals=False),
+    )
     assert {one.origin for one in kept} == {"sample"}
 
 
 def test_rft_never_keeps_what_was_cut_off(clock_exercises, clock_context):
-    with pytest.raises(ValueError, match=r"never answered right.*16 were cut off"):
-        rft(clock_exercises(KNOWN[:4]), clock_context(), num_samples=4, max_new_tokens=3)
+    with pytest.raises(ValueError, match=r"no response of the model was correct.*16 were cut off"):
+        rft(clock_exercises(KNOWN[:4]), clock_context(), RftSettings(num_samples=4, max_new_tokens=3))
 
 
 # STaR
@@ -83,7 +93,7 @@ def test_rft_never_keeps_what_was_cut_off(clock_exercises, clock_context):
 
 def test_star_keeps_rationales_and_hides_the_hint(clock_exercises, clock_context):
     problems, context = clock_exercises(), clock_context()
-    kept = star(problems, context, max_new_tokens=LENGTH, hint=HINT)
+    kept = star(problems, context, StarSettings(max_new_tokens=LENGTH, hint=HINT))
     assert {one.origin for one in kept} == {"rationale", "hinted"}
     assert len({one.exercise for one in kept}) == len(kept)
     for one in kept:
@@ -96,9 +106,9 @@ def test_star_drops_rationales_that_speak_of_the_hint(clock_exercises, clock_con
     def says(request):
         return "hint says \\boxed{3}" if "hinted" in request.problem else "so \\boxed{9}"
 
-    context = clock_context(load=scripted(says))
-    with pytest.raises(ValueError, match=r"never answered right"):
-        star(clock_exercises([(1, 2)]), context)
+    context = clock_context(load_model=scripted(says))
+    with pytest.raises(ValueError, match=r"no response of the model was correct"):
+        star(clock_exercises([(1, 2)]), context, StarSettings())
     assert context.counts["gave the hint away"] == 1
 
 
@@ -111,29 +121,32 @@ def test_star_trains_between_rounds(start, starts, clock_exercises, clock_contex
         return f"model-{number}"
 
     context = clock_context(train=train)
-    load = context.load
-    context.load = lambda path: used.append(path) or load()  # the names are of no model
-    star(clock_exercises(KNOWN[:3]), context, rounds=3, start=start, max_new_tokens=LENGTH, hint=HINT)
+    load = context.load_model
+    context.load_model = lambda path: used.append(path) or load()  # the names are not models
+    settings = StarSettings(rounds=3, start=start, max_new_tokens=LENGTH, hint=HINT)
+    star(clock_exercises(KNOWN[:3]), context, settings)
     assert [model for _, model in seen] == starts
     assert list(dict.fromkeys(used)) == [None, "model-1", "model-2"]
 
 
-def test_star_needs_a_hint_that_tells(clock_exercises, clock_context):
+def test_star_needs_a_hint_with_the_answer():
     with pytest.raises(ValueError, match=r"no \{gold\}"):
-        star(clock_exercises(), clock_context(), hint="{question} think harder")
+        StarSettings(hint="{question} think harder")
+    with pytest.raises(ValueError, match="start = 'first' is not one of 'base', 'last'"):
+        StarSettings(start="first")
 
 
 # GRAPE
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_grape_is_the_brute_force_likelihood(normalise, clock_exercises, clock_context, clock_model, clock_tokenizer):
+@pytest.mark.parametrize("likelihood", ["per_token", "sequence"])
+def test_grape_is_the_brute_force_likelihood(likelihood, clock_exercises, clock_context, clock_model, clock_tokenizer):
     problems = clock_exercises(SUMS[:6], short="so \\boxed{1}", many=[solution(3, 3), solution(1, 1, opener="swap")])
-    kept = grape(problems, clock_context(), columns="short,many", normalise=normalise, batch_size=3)
+    kept = grape(problems, clock_context(), GrapeSettings(columns="short,many", likelihood=likelihood, batch_size=3))
     for one in kept:
         texts = [one.exercise.response, one.exercise.row["short"], *one.exercise.row["many"]]
         logps = [full_logits_logps(clock_model, clock_tokenizer, one.exercise.prompt, text) for text in texts]
-        expected = [float(logp.mean() if normalise else logp.sum()) for logp in logps]
+        expected = [float(logp.mean() if likelihood == "per_token" else logp.sum()) for logp in logps]
         assert one.row["candidates"] == ["demonstration", "short", "many[0]", "many[1]"]
         assert one.row["scores"] == pytest.approx(expected, abs=1e-5)
         assert one.row["score"] == max(one.row["scores"])
@@ -143,8 +156,8 @@ def test_grape_is_the_brute_force_likelihood(normalise, clock_exercises, clock_c
 def test_grape_joins_data_sets_on_the_prompt(clock_exercises, clock_context):
     problems = clock_exercises(KNOWN[:4])
     nonsense = clock_exercises(KNOWN[2:4], completion="tip tip tip")
-    context = clock_context(read={"other.jsonl": nonsense}.__getitem__)
-    kept = grape(problems, context, datasets="other.jsonl")
+    context = clock_context(read_dataset={"other.jsonl": nonsense}.__getitem__)
+    kept = grape(problems, context, GrapeSettings(datasets="other.jsonl"))
     assert [len(one.row["candidates"]) for one in kept] == [1, 1, 2, 2]
     assert {one.origin for one in kept} == {"demonstration"}
 
@@ -152,15 +165,15 @@ def test_grape_joins_data_sets_on_the_prompt(clock_exercises, clock_context):
 def test_grape_leaves_out_what_does_not_fit(clock_exercises, clock_context):
     problems = clock_exercises(KNOWN[:2], long="so " * 80)
     context = clock_context()
-    assert [one.row["scores"][1] for one in grape(problems, context, columns="long")] == [None, None]
+    assert [one.row["scores"][1] for one in grape(problems, context, GrapeSettings(columns="long"))] == [None, None]
     assert context.counts["longer than the context"] == 2
 
 
-def test_grape_wants_candidates(clock_exercises, clock_context):
+def test_grape_needs_candidates(clock_exercises, clock_context):
     with pytest.raises(ValueError, match="no prompt has two candidates"):
-        grape(clock_exercises(), clock_context())
+        grape(clock_exercises(), clock_context(), GrapeSettings())
     with pytest.raises(ValueError, match=r"no column 'teacher'.*prompt, completion, answer"):
-        grape(clock_exercises(), clock_context(), columns="teacher")
+        grape(clock_exercises(), clock_context(), GrapeSettings(columns="teacher"))
 
 
 # Self-distillation
@@ -168,7 +181,9 @@ def test_grape_wants_candidates(clock_exercises, clock_context):
 
 def test_self_distillation_never_keeps_a_wrong_rewriting(clock_exercises, clock_context):
     problems, context = clock_exercises(), clock_context()
-    kept = self_distill(problems, context, temperature=1.5, max_new_tokens=LENGTH, template=TEMPLATE)
+    kept = self_distill(
+        problems, context, SelfDistillSettings(temperature=1.5, max_new_tokens=LENGTH, template=TEMPLATE)
+    )
     assert [one.exercise for one in kept] == problems
     assert {one.origin for one in kept} == {"rewritten", "demonstration"}
     for one in kept:
@@ -178,8 +193,8 @@ def test_self_distillation_never_keeps_a_wrong_rewriting(clock_exercises, clock_
 
 def test_self_distillation_keeps_the_original_of_a_refusal(clock_exercises, clock_context):
     texts = ["I'm sorry, but I cannot help. \\boxed{3}", "so \\boxed{3}"]
-    context = clock_context(load=scripted(lambda request: texts.pop(0)))
-    kept = self_distill(clock_exercises([(1, 2), (2, 1)]), context, template=TEMPLATE)
+    context = clock_context(load_model=scripted(lambda request: texts.pop(0)))
+    kept = self_distill(clock_exercises([(1, 2), (2, 1)]), context, SelfDistillSettings(template=TEMPLATE))
     assert [one.origin for one in kept] == ["demonstration", "rewritten"]
     assert context.counts["refusals"] == 1
 
@@ -219,7 +234,7 @@ def _rest(model, tokenizer, ids):
 @pytest.mark.parametrize("of", ["greedy", "demonstration"])
 def test_critical_tokens_are_the_brute_force_ones(of, clock_exercises, clock_context, clock_model, clock_tokenizer):
     problems = clock_exercises([*KNOWN[:4], *sorted(UNKNOWN)[:1]])
-    kept = critical(problems, clock_context(), of=of, alternatives=2, max_new_tokens=32, batch_size=5)
+    kept = critical(problems, clock_context(), CriticalSettings(of=of, alternatives=2, max_new_tokens=32, batch_size=5))
     assert len(kept) >= 3
     for one in kept:
         row, start = one.row, len(one.exercise.prompt)
@@ -237,7 +252,10 @@ def test_critical_tokens_are_the_brute_force_ones(of, clock_exercises, clock_con
 def test_critical_tokens_do_not_depend_on_the_batch(clock_exercises, clock_context):
     problems = clock_exercises(KNOWN[:2])
     masks = [
-        [one.row["critical"] for one in critical(problems, clock_context(f"b{size}"), alternatives=2, batch_size=size)]
+        [
+            one.row["critical"]
+            for one in critical(problems, clock_context(f"b{size}"), CriticalSettings(alternatives=2, batch_size=size))
+        ]
         for size in (1, 64)
     ]
     assert masks[0] == masks[1]
@@ -245,11 +263,9 @@ def test_critical_tokens_do_not_depend_on_the_batch(clock_exercises, clock_conte
 
 def test_branches_in_a_sliding_window_are_greedy(tiny_model, clock_exercises, clock_context, clock_tokenizer):
     model = tiny_model(use_sliding_window=True, sliding_window=4, max_window_layers=1).eval()
-    context = clock_context(material=Material(None, None, model, clock_tokenizer))
-    search = Search(
-        context, context.sampler(num_samples=1, temperature=0.0, max_new_tokens=12, stop=()), alternatives=1
-    )
+    context = clock_context(inputs=CurationInputs(None, None, model, clock_tokenizer))
+    search = CriticalTokenSearch(context, context.greedy_sampler(12), alternatives=1)
     exercise = clock_exercises(KNOWN[:1])[0]
     starts = [[5], [5, 9, 7, 8, 6]]
     plain = [[*start, *greedy(model, clock_tokenizer, [*exercise.prompt, *start])] for start in starts]
-    assert search.grow(exercise, starts) == [ids[:12] for ids in plain]
+    assert search.continue_greedily(exercise, starts) == [ids[:12] for ids in plain]

@@ -47,7 +47,7 @@ CASES = [
     ("eval {files}/student --tasks task.jsonl --output_dir afile", "afile"),
     ("eval {files}/student --tasks nosuch.jsonl", "nosuch.jsonl"),
     ("compare afile adir", "afile"),
-    ("curate self_distill TINY --out afile", "afile"),
+    ("curate self_distill TINY --output_dir afile", "afile"),
     ("explore run broken --output_file curves.html", "broken"),
     ("explore run afile --output_file curves.html", "afile"),
     ("explore tokens TINY --num_documents 1 --output_file adir", "adir"),

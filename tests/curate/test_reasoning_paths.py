@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qsft.curate.own_words import distance, most_different, reasoning_path
+from qsft.curate.reasoning_paths import distance, most_different, reasoning_path
 
 words = st.lists(st.sampled_from(["so", "we", "get", "apples", "well-known", "therefore", "each"]), max_size=4)
 numbers = st.integers(min_value=0, max_value=99999)

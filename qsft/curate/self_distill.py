@@ -1,0 +1,66 @@
+"""SDFT, self-distillation: rewrite each demonstration in the model's own words."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qsft.curate.registry import Need, SamplingSettings, register, setting
+from qsft.curate.templates import check_places, fill_template
+
+if TYPE_CHECKING:
+    from qsft.curate.context import CurationContext
+    from qsft.curate.exercises import Exercise, Kept
+
+TEMPLATE = (
+    "{question}\n\nHere is a reference answer:\n{response}\n\n"
+    "Answer the question in your own words, with the reference's reasoning and its final result. Do not mention the "
+    "reference."
+)
+_REFUSAL = re.compile(
+    r"\b(?:i(?:'m| am) (?:sorry|unable)|i (?:cannot|can't|won't) (?:help|assist|answer|provide|rewrite)|as an ai\b)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfDistillSettings(SamplingSettings):
+    """Settings of self-distillation."""
+
+    num_samples: int = setting(1, "attempts per demonstration; the first that verifies is kept")
+    template: str = setting(TEMPLATE, "what the model is asked: {question}, {response} and, optionally, {gold}")
+
+
+@register(
+    title="Rewrites each demonstration in the model's own words; keeps the original where that fails.",
+    reference="Yang et al. 2024",
+    settings=SelfDistillSettings,
+    needs=[Need.VERIFIER],
+)
+def self_distill(
+    exercises: "Sequence[Exercise]", context: "CurationContext", settings: SelfDistillSettings
+) -> "list[Kept]":
+    """For each demonstration its first correct rewriting, else the demonstration itself."""
+    check_places("template", settings.template, ("response",))
+    demonstrations = [exercise for exercise in exercises if exercise.response is not None]
+    if not demonstrations:
+        raise ValueError("the data set has no responses to rewrite: self_distill needs demonstrations.")
+    prompts = {
+        exercise: tuple(exercise.ask(fill_template(settings.template, vars(exercise)))) for exercise in demonstrations
+    }
+    found = context.sample("rewritten", prompts, settings.sampling())
+    rewritings = {}
+    for exercise in demonstrations:
+        context.counts["refusals"] += sum(is_refusal(record["text"]) for record in found[exercise])
+        correct = [record["text"] for record in found[exercise] if record["correct"]]
+        rewritings[exercise] = [text for text in correct if not is_refusal(text)]
+    context.check_any_correct([texts for texts in rewritings.values() if texts])
+    kept = []
+    for exercise, texts in rewritings.items():
+        kept.append(exercise.kept(texts[0], "rewritten") if texts else exercise.kept(None, "demonstration"))
+    return kept
+
+
+def is_refusal(text: str) -> bool:
+    """Whether a response refuses to answer."""
+    return _REFUSAL.search(text) is not None

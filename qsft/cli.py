@@ -4,6 +4,7 @@ A command's module imports only the standard library at the top, so that `qsft -
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -84,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; an error that a user can act on is printed without a traceback."""
     try:
         return run_command(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:  # `qsft targets | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
         print(f"qsft: {redact_text(str(error))}", file=sys.stderr)
         return 2

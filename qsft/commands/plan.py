@@ -36,4 +36,4 @@ def run(args: argparse.Namespace) -> None:
     for name, value in plan_lines(plan):
         print(f"{name:<18} {value}")
     # Piped output is as wide as the table, not cut at 80 columns.
-    Console(width=max(Console().width, 110)).print(table)
+    Console(width=max(Console().width, 120)).print(table)

@@ -47,5 +47,6 @@ def list_targets(entries: list[dict[str, str]]) -> str:
 
 def _needs(entry: dict[str, str]) -> str:
     """What a target reads beside the labels, in one word each."""
-    words = {"ref_logp": "reference", "old_logp": "old policy"}
-    return ", ".join(words.get(need, need) for need in entry["needs"].split(", "))
+    words = {"ref_logp": "reference", "old_logp": "old policy", "critical": "a column"}
+    needs = [words.get(need, need) for need in entry["needs"].split(", ") if need != "document"]
+    return ", ".join(dict.fromkeys(needs))

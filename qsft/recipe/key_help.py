@@ -30,6 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "run": (
         "global_batch_size",
+        "launch",
         "eval_tasks",
         "eval_protocol",
         "target_protocols",

@@ -50,6 +50,9 @@ class RecipeSettings(DataSettings):
         "Sequences per optimizer step over all processes. per_device_train_batch_size becomes at most the share of one "
         "process, gradient_accumulation_steps the rest; examples are cut to a multiple of it.",
     )
+    launch: str | None = key(
+        None, "The launch configuration that the recipe is made for, such as fsdp2; a start on one GPU prints it."
+    )
     dataset_test_split: str | None = key(None, "Split to report the loss on (with eval_strategy).")
     eval_tasks: str | None = key(None, "What `qsft eval RECIPE` measures: math, medical, or names of tasks.")
     eval_protocol: str | None = key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math.")

@@ -6,6 +6,7 @@ of the real forward and backward is dispatched, so they follow from the architec
 context and fragmentation are not included.
 """
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ FLOAT = 4  # bytes of a float32
 STEP_COUNTER = FLOAT  # AdamW keeps one float32 per parameter tensor
 DEEPSPEED_BUCKET = 500_000_000  # its default reduce_bucket_size, in numbers
 DEEPSPEED_LIVE = 1_000_000_000  # its default stage3_max_live_parameters
+TRACED_LAYERS = (2, 4)
 
 
 class StepShape(NamedTuple):
@@ -41,7 +43,7 @@ class StepShape(NamedTuple):
 class StepTrace(NamedTuple):
     """A model's parameters, and the bytes that a step allocates beside them and their gradients."""
 
-    parameters: tuple[Tensor, ...]  # fake: they have shape, dtype and requires_grad, but no memory
+    parameters: tuple[Tensor, ...]  # on the meta device: shape, dtype and requires_grad, but no memory
     head: Tensor
     block: int  # numbers in the largest transformer block
     outside: int  # numbers outside all blocks
@@ -157,11 +159,49 @@ class Allocations(TorchDispatchMode):
 
 
 def trace_step(config: PretrainedConfig, step: StepShape, adapter: PeftConfig | None = None) -> StepTrace:
-    """Run one micro-batch forward and backward on tensors that have a shape but no memory."""
+    """Run one micro-batch forward and backward on tensors that have a shape but no memory.
+
+    Of a deep model, two shallow versions are traced: activations grow by the same amount with every layer.
+    """
     with torch.device("meta"):
-        model = causal = AutoModelForCausalLM.from_config(config, dtype=step.dtype, attn_implementation="sdpa").train()
-        if adapter is not None:
-            model = get_peft_model(causal, adapter)
+        causal: Any = AutoModelForCausalLM.from_config(config, dtype=step.dtype)
+        model = causal if adapter is None else get_peft_model(causal, adapter)
+    parameters = tuple(model.parameters())
+    # What sharding treats as one unit: the classes that transformers marks so.
+    units = [m for m in causal.modules() if type(m).__name__ in (causal._no_split_modules or ())]
+    blocks = [sum(p.numel() for p in unit.parameters()) for unit in units]
+    layers = config.num_hidden_layers
+    if layers <= TRACED_LAYERS[1]:
+        activations, full_logits = _trace(config, step, adapter)
+    else:
+        few, more = TRACED_LAYERS
+        fewer_activations, _ = _trace(_with_layers(config, few), step, adapter)
+        activations, full_logits = _trace(_with_layers(config, more), step, adapter)
+        activations += (activations - fewer_activations) * (layers - more) // (more - few)
+    return StepTrace(
+        parameters=parameters,
+        head=causal.get_output_embeddings().weight,
+        block=max(blocks, default=0),
+        outside=sum(p.numel() for p in parameters) - sum(blocks),
+        activations=activations,
+        full_logits=full_logits,
+    )
+
+
+def _with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+    """The same architecture with fewer layers."""
+    shallow = copy.deepcopy(config)
+    if getattr(shallow, "layer_types", None) is not None:
+        shallow.layer_types = shallow.layer_types[:layers]
+    shallow.num_hidden_layers = layers
+    return shallow
+
+
+def _trace(config: PretrainedConfig, step: StepShape, adapter: PeftConfig | None) -> tuple[int, int]:
+    """Return the peak bytes of the backbone's forward and backward, and of the plain head's."""
+    with torch.device("meta"):
+        causal: Any = AutoModelForCausalLM.from_config(config, dtype=step.dtype, attn_implementation="sdpa").train()
+        model = causal if adapter is None else get_peft_model(causal, adapter)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")  # for which attention picks kernels that need no T×T matrix
         causal.tie_weights()
@@ -171,13 +211,7 @@ def trace_step(config: PretrainedConfig, step: StepShape, adapter: PeftConfig | 
                 causal.enable_input_require_grads()
         activations, hidden = _peak(model, lambda: backbone(causal, step))
         full_logits, _ = _peak(model, lambda: plain_head(causal, hidden))
-        parameters = tuple(model.parameters())
-        # What sharding treats as one unit: the classes that transformers marks so.
-        units = [m for m in causal.modules() if type(m).__name__ in (causal._no_split_modules or ())]
-        blocks = [sum(p.numel() for p in unit.parameters()) for unit in units]
-        outside = sum(p.numel() for p in parameters) - sum(blocks)
-        head = causal.get_output_embeddings().weight
-        return StepTrace(parameters, head, max(blocks, default=0), outside, activations, full_logits)
+    return activations, full_logits
 
 
 def backbone(causal: Any, step: StepShape) -> Tensor:

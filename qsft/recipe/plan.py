@@ -215,11 +215,18 @@ def plan_memory(job: Job, config: Any, corpus: Corpus) -> tuple[dict[str, Memory
         memory = STRATEGIES[strategy](trace, job.processes, autocast)
         return memory._replace(activations=trace.activations, head=head)
 
-    trace = trace_step(config, step, get_peft_config(job.model))
-    table = {name: on_each_gpu(name, trace) for name in STRATEGIES}
+    adapter = get_peft_config(job.model)
+    trace = trace_step(config, step, adapter)
+    # FSDP and ZeRO compute with weights in the autocast dtype; under DDP autocast casts them, and keeps the copies.
+    in_autocast = trace
+    if autocast is not None and dtype != autocast:
+        in_autocast = trace_step(config, step._replace(dtype=autocast), adapter)
+    table = {name: on_each_gpu(name, trace if name == "DDP" else in_autocast) for name in STRATEGIES}
     if not job.model.use_peft:
-        adapter = get_peft_config(replace(job.model, use_peft=True))
-        table["LoRA + DDP"] = on_each_gpu("DDP", trace_step(config, step, adapter))
+        if in_autocast is not trace:
+            table["DDP, bf16 weights"] = on_each_gpu("DDP", in_autocast)
+        lora = get_peft_config(replace(job.model, use_peft=True))
+        table["LoRA + DDP"] = on_each_gpu("DDP", trace_step(config, step, lora))
     return table, trace.full_logits
 
 

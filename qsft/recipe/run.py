@@ -6,6 +6,7 @@ On Ctrl-C or SIGTERM the current step is finished and a checkpoint written; all 
 import os
 import shlex
 import signal
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from qsft.processes import is_main, process_group, world_size
 from qsft.recipe.curation import Curation
 from qsft.recipe.dry_run import print_dry_run
 from qsft.recipe.job import Job, configure, on_this_device
+from qsft.recipe.memory import count_parameters
+from qsft.recipe.model_shapes import student_config
 from qsft.recipe.prepare import curate_job, load_student_tokenizer, make_models, prepare
 from qsft.recipe.recipe_file import Recipe, read_recipe
 from qsft.recipe.record import RecipeRecord
@@ -41,6 +44,9 @@ def train(recipe: Recipe) -> None:
         claim_output_dir(recipe)
         prepared = prepare(configure(recipe))
         job = prepared.job
+        hint = launch_hint(job)
+        if hint is not None and is_main():
+            print(hint, file=sys.stderr, flush=True)
         if job.args.should_save:
             prepared.data.write_manifest(recipe.output_dir)
             recipe_record(job).write(recipe.output_dir)
@@ -56,6 +62,23 @@ def train(recipe: Recipe) -> None:
             trainer.accelerator.print(next_steps_message(job))
         trainer.accelerator.wait_for_everyone()
         trainer.end()
+
+
+def launch_hint(job: Job) -> str | None:
+    """Return what to do when a recipe that is made for several GPUs is started on one; None where that is not so."""
+    if job.settings.launch is None or job.processes > 1 or job.args.use_cpu or job.model.use_peft:
+        return None
+    total, trained = count_parameters(student_config(job), job.model)
+    pure_bf16 = job.model.dtype == "bfloat16"
+    needed = (total * 2 + trained * 6) if pure_bf16 else (total * 4 + trained * 12)
+    advice = f"start it with --accelerate_config {job.settings.launch} on several GPUs"
+    if not pure_bf16:
+        advice += ", train bf16 weights with half the memory (--dtype bfloat16)"
+    return (
+        f"{job.recipe.name} is made for {job.settings.launch}, but runs on one GPU: weights, gradients and optimizer "
+        f"take about {needed / 1e9:.0f} GB. If that does not fit, {advice}, or train an adapter (--use_peft true). "
+        f"`qsft plan {job.recipe.address} --gpus N` shows the memory of each."
+    )
 
 
 def claim_output_dir(recipe: Recipe) -> None:

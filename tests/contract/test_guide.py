@@ -131,10 +131,10 @@ def test_the_commands_run(folder, tiny_files, capfd):
 
 # What the page on the paper says of a recipe's cost: gigabytes of cache, steps, gigabytes per GPU and under what.
 COSTS = {
-    "numina_qwen_math_1p5b": ("10.5", "264", "DDP", "21"),
-    "openr1_qwen_math_1p5b": ("9.8", "58", "DDP", "21"),
-    "m23k_qwen_1p5b": ("2.7", "91", "DDP", "31"),
-    "numina_qwen_math_7b": ("10.5", "264", "FSDP2", "31"),
+    "numina_qwen_math_1p5b": ("7.5", "264", "DDP", "38"),
+    "openr1_qwen_math_1p5b": ("7.0", "58", "DDP", "38"),
+    "m23k_qwen_1p5b": ("1.9", "91", "DDP", "51"),
+    "numina_qwen_math_7b": ("7.5", "264", "FSDP2", "31"),
 }
 
 

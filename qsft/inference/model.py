@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -131,7 +132,13 @@ class InferenceModel:
         return TransformersSampler(self._loaded, self.load_tokenizer(), sampling, batch_size=self.batch_size)
 
     def _load_weights(self) -> Any:
-        return loading.load_model(self.name, dtype=getattr(torch, self.dtype), device=self.device)
+        try:
+            return loading.load_model(self.name, dtype=getattr(torch, self.dtype), device=self.device)
+        except UnpicklingError as error:
+            raise ValueError(
+                f"the weights of {self.name} are a pickle that contains more than tensors, so it was not loaded: it "
+                "could run code. Convert the model to safetensors where it is trusted."
+            ) from error
 
     def limit_context(self, prompts: Iterable[Sequence[int]], max_new_tokens: int) -> None:
         """Let vLLM reserve memory for these prompts and responses only: a context of 131k tokens fits no small GPU."""
@@ -151,6 +158,16 @@ class InferenceModel:
             template = getattr(self.tokenizer, "chat_template", None)
             weights = weights_digest(self.in_memory.named_parameters())
             return digest_json([weights, config_digest(self.config), template])
-        if Path(self.name).is_dir():
-            return model_directory_digest(Path(self.name))
-        return f"{self.model}@{getattr(self.config, '_commit_hash', None)}"
+        if self.is_adapter:
+            base = loading.adapter_base(self.name)
+            assert base is not None
+            adapter = model_directory_digest(Path(self.name))
+            return digest_json([adapter, _stored_identity(base[0], self.config)])
+        return _stored_identity(self.name, self.config)
+
+
+def _stored_identity(name: str, config: Any) -> str:
+    """What identifies the weights of a directory or of a hub id."""
+    if Path(name).is_dir():
+        return model_directory_digest(Path(name))
+    return f"{name}@{getattr(config, '_commit_hash', None)}"

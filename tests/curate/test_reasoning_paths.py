@@ -69,3 +69,7 @@ def test_most_different_leaves_the_near_one_out():
     original = ("1", "+", "2", "4")
     assert most_different([near, far], 1, [original]) == [far]
     assert distance(near, near) == 0 < distance(near, original) < distance(near, far) == 1
+
+
+def test_a_number_of_thousands_of_digits_is_compared_as_text():
+    assert reasoning_path("9" * 5000 + " + 1") == ("9" * 5000, "+", "1")

@@ -52,6 +52,23 @@ class Overview(NamedTuple):
     id_range: tuple[int, int]  # lowest and highest token id, labels included
 
 
+class Run(NamedTuple):
+    """Documents that are neighbors in memory, as int32; each document's first label is ignored."""
+
+    indices: np.ndarray  # of the documents
+    ids: np.ndarray
+    labels: np.ndarray
+    bounds: np.ndarray  # where each document starts in `ids`, and the last one ends
+
+    @property
+    def id_range(self) -> tuple[int, int]:
+        """The lowest and highest token id, labels included; 0 if there is none below or above it."""
+        targets = self.labels[self.labels != IGNORED]
+        low = min(self.ids.min(initial=0), targets.min(initial=0))
+        high = max(self.ids.max(initial=0), targets.max(initial=0))
+        return int(low), int(high)
+
+
 class Documents(Sequence[Document]):
     """The documents of prepared map-style data sets, one after the other; packed examples are split into segments.
 
@@ -79,38 +96,30 @@ class Documents(Sequence[Document]):
         return {"input_ids": ids[tokens], "labels": labels[tokens]}
 
     def tokens(self, index: int) -> np.ndarray:
-        """int32 [2,T]: input_ids and labels of a document, the first label ignored as in its key."""
-        [(_, ids, labels, _)] = self._runs(np.array([index]))
-        return np.stack([ids, labels])
+        """int32 [2, T]: input_ids and labels of a document, the first label ignored as in its key."""
+        [run] = self._runs(np.array([index]))
+        return np.stack([run.ids, run.labels])
 
     @cached_property
     def overview(self) -> Overview:
         """Keys and label counts of all documents, in one pass over the tokens."""
         keys = np.zeros((len(self), 16), np.uint8)
         counts = np.zeros(len(self), np.int64)
-        low = high = 0
-        # In the order of memory, so that a shuffled data set is read like one that is not.
-        for places, ids, labels, bounds in self._runs(np.lexsort((self._start, self._buffer))):
-            kept = labels != IGNORED
-            counts[places] = np.diff(np.concatenate([[0], np.cumsum(kept)])[bounds])
-            targets = labels[kept]
-            low = min(low, ids.min(initial=0), targets.min(initial=0))
-            high = max(high, ids.max(initial=0), targets.max(initial=0))
-            digests = (_key(ids[a:b], labels[a:b]) for a, b in pairwise(bounds.tolist()))
-            keys[places] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
-        return Overview(keys, counts, (int(low), int(high)))
+        ranges = [(0, 0)]
+        for run in self._runs(self._memory_order()):
+            labels_before = np.concatenate([[0], np.cumsum(run.labels != IGNORED)])
+            counts[run.indices] = np.diff(labels_before[run.bounds])
+            ranges.append(run.id_range)
+            digests = [_key(run.ids[start:end], run.labels[start:end]) for start, end in pairwise(run.bounds.tolist())]
+            keys[run.indices] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+        return Overview(keys, counts, _span(ranges))
 
     @cached_property
     def id_range(self) -> tuple[int, int]:
         """The lowest and highest token id, labels included; cheaper than `overview`, which has it as well."""
         if "overview" in self.__dict__:
             return self.overview.id_range
-        low = high = 0
-        for _, ids, labels, _ in self._runs(np.lexsort((self._start, self._buffer))):
-            targets = labels[labels != IGNORED]
-            low = min(low, ids.min(initial=0), targets.min(initial=0))
-            high = max(high, ids.max(initial=0), targets.max(initial=0))
-        return int(low), int(high)
+        return _span([(0, 0), *(run.id_range for run in self._runs(self._memory_order()))])
 
     @cached_property
     def digest(self) -> str:
@@ -133,11 +142,12 @@ class Documents(Sequence[Document]):
         """The names of the data sets, as far as they are known."""
         return ", ".join(describe_dataset(dataset) for dataset in self.datasets) or "no data set"
 
-    def _runs(self, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield documents that are neighbors in memory together: their indices, ids and labels as int32, and bounds.
+    def _memory_order(self) -> np.ndarray:
+        """The documents in the order of memory, so that a shuffled data set is read as fast as one that is not."""
+        return np.lexsort((self._start, self._buffer))
 
-        Each document's first label is ignored.
-        """
+    def _runs(self, order: np.ndarray) -> Iterator[Run]:
+        """Yield the documents in this order, those that are neighbors in memory together."""
         if not len(order):
             return
         buffer = self._buffer[order]
@@ -155,7 +165,7 @@ class Documents(Sequence[Document]):
             ids = _int32(flat_ids[tokens])
             labels = _int32(flat_labels[tokens]).copy()
             labels[bounds[:-1][length[first:end] > 0]] = IGNORED
-            yield order[first:end], ids, labels, bounds
+            yield Run(order[first:end], ids, labels, bounds)
 
     def _read(self, dataset: Any) -> np.ndarray:
         """Add the documents of a data set; (buffer, start, length) of each."""
@@ -294,6 +304,12 @@ def document_index(batch: Mapping[str, Any], where: Sequence[Span]) -> Tensor:
     for number, span in enumerate(where):
         index[span.row, span.start : span.stop] = number
     return index
+
+
+def _span(ranges: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The range that covers all ranges."""
+    lows, highs = zip(*ranges)
+    return min(lows), max(highs)
 
 
 def _key(ids: np.ndarray, labels: np.ndarray) -> bytes:

@@ -1,4 +1,4 @@
-"""Documents, and a tiny teacher's cache of them, for the tests of the teacher room."""
+"""Documents, and a tiny teacher's cache of them, for the tests of the teacher subpackage."""
 
 import os
 

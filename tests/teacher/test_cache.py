@@ -40,7 +40,7 @@ def test_a_key_depends_on_every_token_and_label():
 
 
 @pytest.mark.parametrize("beyond", [2**31, 5 + 2**32, -(2**31) - 1])
-def test_ids_beyond_32_bits_are_refused_and_never_wrap_to_another_documents_key(beyond, build):
+def test_ids_beyond_32_bits_are_rejected_and_never_wrap_to_another_documents_key(beyond, build):
     ids = [5, beyond, 7]
     for make in (list, np.array, torch.tensor):
         with pytest.raises(ValueError, match=f"token id {beyond}, which no model has"):
@@ -65,7 +65,7 @@ def test_label_positions_leave_out_the_first_token():
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
-def test_rows_are_the_live_teachers_at_the_label_positions(build, documents, tiny_model, encoding):
+def test_log_probs_are_the_live_teachers_at_the_label_positions(build, documents, tiny_model, encoding):
     data, model = documents(30), tiny_model()
     cache = build(data, cache_encoding=encoding, top_k=16)
     for document in data:
@@ -165,7 +165,7 @@ def test_a_document_without_labels_is_legal_and_never_stored(build):
     assert rows.label_logp.shape == (0,)
 
 
-def test_rows_of_different_length_are_padded_with_empty_slots(build, documents):
+def test_positions_of_different_length_are_padded_with_empty_slots(build, documents):
     data = documents(10)
     full, short = build(data, "full", top_k=32), build(data, "short", top_k=32, top_p=0.3, min_k=2)
     counts = torch.cat([short.lookup(**d).live.sum(dim=1) for d in data])
@@ -204,7 +204,7 @@ class Lookup:
         return self.cache.lookup(**document).ids
 
 
-def test_a_student_with_another_tokenizer_is_refused_by_its_first_differing_token(build, documents, tiny_tokenizer):
+def test_a_student_with_another_tokenizer_is_rejected_by_its_first_differing_token(build, documents, tiny_tokenizer):
     cache = build(documents(3))
     cache.check_student(tiny_tokenizer, vocab_size=320)
     other = json.loads(tiny_tokenizer.backend_tokenizer.to_str())
@@ -230,7 +230,7 @@ def test_one_added_pad_in_a_tokenizer_is_no_difference(build, documents, tiny_mo
             build([document], "other", teacher=tmp_path / "teacher", tokenizer=longer)
 
 
-def test_added_tokens_need_no_row_in_the_students_head(build, documents, tiny_tokenizer):
+def test_added_tokens_need_no_entry_in_the_students_head(build, documents, tiny_tokenizer):
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.add_tokens(["<image>"])
     cache = build(documents(3), tokenizer=tokenizer)
@@ -240,7 +240,7 @@ def test_added_tokens_need_no_row_in_the_students_head(build, documents, tiny_to
         cache.check_student(tokenizer, vocab_size=319)
 
 
-def test_heads_may_differ_in_padding_rows_only(build, documents, tiny_model):
+def test_heads_may_differ_in_padding_entries_only(build, documents, tiny_model):
     data = documents(10)
     cache = build(data, teacher=tiny_model(vocab_size=384), top_k=64)
     cache.check_student(vocab_size=320)
@@ -308,7 +308,7 @@ LIES = [
 ]
 
 
-def test_a_manifest_that_lies_is_refused(build, documents):
+def test_a_manifest_that_lies_is_rejected(build, documents):
     path = build(documents(3)).path / MANIFEST
     original = path.read_bytes()
     sizes = {name: entry | {"bytes": entry["bytes"] + 1} for name, entry in json.loads(original)["shards"].items()}
@@ -320,7 +320,7 @@ def test_a_manifest_that_lies_is_refused(build, documents):
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b'"qsft"', b"1" * 5000])
-def test_a_manifest_that_is_none_is_refused(tmp_path, raw):
+def test_a_manifest_that_is_none_is_rejected(tmp_path, raw):
     (tmp_path / MANIFEST).write_bytes(raw)
     with pytest.raises(ValueError, match=MANIFEST):
         TeacherCache(tmp_path)
@@ -331,7 +331,7 @@ def test_a_teacher_whose_name_is_no_utf8_is_written_and_read(tmp_path):
     assert create_manifest(tmp_path, identity).identity == identity == TeacherCache(tmp_path).manifest.identity
 
 
-def test_a_directory_that_is_no_cache_says_so(tmp_path):
+def test_a_directory_that_is_not_a_cache_is_named(tmp_path):
     with pytest.raises(ValueError, match="it has no manifest"):
         TeacherCache(tmp_path)
 

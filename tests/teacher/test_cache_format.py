@@ -92,7 +92,7 @@ def compact(payload, counts):
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.6, "min_k": 2}])
-def test_a_reader_that_follows_the_page_reads_what_the_cache_says(build, documents, encoding, options):
+def test_a_reader_that_follows_the_page_reads_what_the_cache_holds(build, documents, encoding, options):
     data = documents(15)
     cache = build(data, cache_encoding=encoding, top_k=16, **options)
     check(cache, data, cache.path)

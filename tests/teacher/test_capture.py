@@ -155,7 +155,7 @@ def test_two_captures_at_once_never_corrupt(build, documents, content, fork, tmp
         shutil.rmtree(tmp_path / "both")
 
 
-def test_captures_with_other_settings_at_once_are_refused_not_mixed(build, documents, fork, tmp_path):
+def test_captures_with_other_settings_at_once_are_rejected_not_mixed(build, documents, fork, tmp_path):
     data = documents(30)
     children = [fork(lambda k=k: build(data, "both", top_k=k)) for k in (4, 8)]
     assert sorted(os.waitpid(child, 0)[1] != 0 for child in children) == [False, True]
@@ -170,7 +170,7 @@ def test_captures_with_other_settings_at_once_are_refused_not_mixed(build, docum
         ({"top_p": 0.9, "min_k": 2}, "top_p is None, not 0.9; min_k is 1, not 2"),
     ],
 )
-def test_other_settings_are_refused(build, documents, options, words):
+def test_other_settings_are_rejected(build, documents, options, words):
     data = documents(5)
     build(data)
     with pytest.raises(ValueError, match=f"{words}.*new directory"):
@@ -178,7 +178,7 @@ def test_other_settings_are_refused(build, documents, options, words):
     assert build(data).verify().ok
 
 
-def test_another_teacher_is_refused(build, documents, tiny_model, teacher, tmp_path):
+def test_another_teacher_is_rejected(build, documents, tiny_model, teacher, tmp_path):
     data = documents(5)
     build(data, teacher=teacher)
     with pytest.raises(ValueError, match=r"other weights than.*new directory"):
@@ -305,7 +305,7 @@ def test_only_another_commit_makes_the_weights_decide(build, documents, hub_teac
         build(data, teacher="org/teacher", revision=hub_teacher("c" * 40, seed=1))
 
 
-def test_a_teacher_with_another_tokenizer_than_the_data_is_refused(build, documents, teacher, tiny_tokenizer):
+def test_a_teacher_with_another_tokenizer_than_the_data_is_rejected(build, documents, teacher, tiny_tokenizer):
     other = json.loads(tiny_tokenizer.backend_tokenizer.to_str())
     words = other["model"]["vocab"]
     words["<other>"] = words.pop(next(word for word, index in words.items() if index == 300))
@@ -317,7 +317,7 @@ def test_a_teacher_with_another_tokenizer_than_the_data_is_refused(build, docume
         build(documents(5), tokenizer=renamed)
 
 
-def test_a_teacher_that_returns_nan_is_refused_and_nothing_of_it_is_stored(build, documents, tiny_model, tmp_path):
+def test_a_teacher_that_returns_nan_is_rejected_and_nothing_of_it_is_stored(build, documents, tiny_model, tmp_path):
     data = documents(30)
     model = tiny_model()
     healthy = build(data[:15], teacher=model)
@@ -334,7 +334,7 @@ def test_a_teacher_that_returns_nan_is_refused_and_nothing_of_it_is_stored(build
 
 
 @pytest.mark.parametrize("data", [[], [{"input_ids": [1, 2], "labels": [1, -100]}]])
-def test_data_without_any_label_are_refused(build, data):
+def test_data_without_any_label_are_rejected(build, data):
     with pytest.raises(ValueError, match="nothing to capture"):
         build(data)
 
@@ -348,7 +348,7 @@ def test_data_without_any_label_are_refused(build, data):
         {"input_ids": [5, 6], "labels": [5, -7]},
     ],
 )
-def test_an_id_outside_the_vocabulary_is_refused(build, documents, document):
+def test_an_id_outside_the_vocabulary_is_rejected(build, documents, document):
     with pytest.raises(ValueError, match=r"token id (320|-1|-7).*320 entries"):
         build([*documents(3), document])
 
@@ -356,7 +356,7 @@ def test_an_id_outside_the_vocabulary_is_refused(build, documents, document):
 @pytest.mark.parametrize(
     "options", [{"top_k": 0}, {"top_k": 70_000}, {"cache_encoding": "zip"}, {"top_p": 1.5}, {"min_k": 9}]
 )
-def test_impossible_settings_are_refused_before_anything_happens(build, documents, options, tmp_path):
+def test_impossible_settings_are_rejected_before_anything_happens(build, documents, options, tmp_path):
     with pytest.raises(ValueError, match=r"invalid (top_k|cache_encoding|top_p|min_k)="):
         build(documents(3), **options)
     assert not (tmp_path / "cache").exists()
@@ -408,7 +408,7 @@ def test_a_disk_that_fills_up_keeps_what_was_published(mounted, documents, tiny_
     assert content(resumed, data) == content(build_cache(data, tiny_model(), disk / "whole", **options), data)
 
 
-def test_a_read_only_directory_is_refused_before_the_teacher_runs(
+def test_a_read_only_directory_is_rejected_before_the_teacher_runs(
     mounted, documents, tiny_model, tiny_tokenizer, build
 ):
     data = documents(10)
@@ -456,11 +456,11 @@ class SlowDisk(Documents):
 def test_a_capture_that_waits_for_its_data_says_what_to_do(build, documents, capsys, monkeypatch):
     monkeypatch.setattr(timing, "FIRST_REPORT", 0.2)
     build(SlowDisk(documents(25)), progress=True)
-    told = re.findall(
+    output = re.findall(
         r"slow capture: (\d+)% of the time is waiting for data. Keep the prepared", capsys.readouterr().err
     )
-    assert told
-    assert all(int(share) > 33 for share in told)
+    assert output
+    assert all(int(share) > 33 for share in output)
 
 
 def test_a_capture_that_waits_for_the_disk_says_what_to_do(build, documents, capsys, monkeypatch):
@@ -538,6 +538,6 @@ def test_weights_without_a_tokenizer_are_a_teacher(build, documents, tiny_model,
     assert len(build(documents(3), teacher=tmp_path / "weights"))
 
 
-def test_a_head_with_fewer_rows_than_the_tokenizer_has_words_is_refused(build, documents, tiny_model, tmp_path):
+def test_a_head_with_fewer_entries_than_the_tokenizer_has_tokens_is_rejected(build, documents, tiny_model, tmp_path):
     with pytest.raises(ValueError, match=r"head of the teacher Qwen2ForCausalLM has 200 entries.*320 tokens"):
         build(documents(3, vocab_size=200), teacher=tiny_model(vocab_size=200))

@@ -27,24 +27,24 @@ def test_build_info_verify(qsft, teacher, data, tmp_path, capsys):
     assert qsft(*build, *options) == 0
     assert "compact, k=8, top_p=0.9" in capsys.readouterr().out
     assert qsft("info", out) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in (str(teacher), "float32", "320 entries", "documents", "bytes per label token", "encoding kl", "torch"):
-        assert words in told
+        assert words in output
     assert qsft("verify", out, "--teacher", teacher, "--sample", 4) == 0
-    told = capsys.readouterr().out
-    assert "all sound" in told
+    output = capsys.readouterr().out
+    assert "all sound" in output
     for words in ("-1", "+0", "+1", "same top-1", "4 documents", "aligned: the log-probs at shift 0", "95% confidence"):
-        assert words in told
+        assert words in output
 
 
-def test_verify_says_another_teacher_by_its_exit_code(qsft, teacher, data, tmp_path, tiny_model, capsys):
+def test_verify_reports_another_teacher_by_its_exit_code(qsft, teacher, data, tmp_path, tiny_model, capsys):
     out = tmp_path / "cache"
     qsft("build", "--dataset_path", data, "--teacher", teacher, "--output_dir", out, "--top_k", 8)
     tiny_model(seed=1).save_pretrained(tmp_path / "other")
     assert qsft("verify", out, "--teacher", tmp_path / "other") == 1
-    told = capsys.readouterr().out
-    assert "NOT aligned" in told
-    assert "note: the cache holds the log-probs of" in told
+    output = capsys.readouterr().out
+    assert "NOT aligned" in output
+    assert "note: the cache holds the log-probs of" in output
 
 
 def test_verify_names_and_drops_a_damaged_shard(qsft, teacher, data, tmp_path, capsys):
@@ -54,9 +54,9 @@ def test_verify_names_and_drops_a_damaged_shard(qsft, teacher, data, tmp_path, c
     [shard] = out.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
     assert qsft("verify", out) == 1
-    told = capsys.readouterr()
-    assert shard.name in told.out
-    assert "1/1 shards" in told.err
+    output = capsys.readouterr()
+    assert shard.name in output.out
+    assert "1/1 shards" in output.err
     assert qsft("verify", out, "--drop") == 1
     assert "0 documents are left" in capsys.readouterr().out
     assert qsft(*build) == 0
@@ -81,7 +81,7 @@ def test_json_lines_and_parquet_are_data_sets_too(qsft, teacher, documents, tmp_
         (["info", "/nowhere"], "there is no teacher cache /nowhere"),
     ],
 )
-def test_wrong_words_are_explained(qsft, words, message):
+def test_wrong_options_are_explained(qsft, words, message):
     with pytest.raises(ValueError, match=message):
         qsft(*words)
 

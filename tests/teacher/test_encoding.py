@@ -22,7 +22,7 @@ QWEN = 151_936
 
 
 @st.composite
-def random_rows(draw):
+def random_log_probs(draw):
     """TopKArrays of any k, vocabulary and length, with empty slots anywhere and log-probs of any size."""
     vocab_size = draw(st.sampled_from([2, 3, 255, 256, 257, 1000, 65_536, 65_537, QWEN, 152_064, 2**24 + 1]))
     k = draw(st.integers(1, min(300, vocab_size)))
@@ -55,9 +55,9 @@ def decoded(codec, rows):
     return codec.decode(np.frombuffer(codec.encode(rows), np.uint8), len(rows.label_logp))
 
 
-@given(random_rows())
+@given(random_log_probs())
 @settings(max_examples=60, deadline=None)
-def test_exact_round_trip_is_fp16_of_the_rows(sample):
+def test_exact_round_trip_is_fp16_of_the_log_probs(sample):
     vocab_size, k, rows = sample
     out, want = decoded(Exact(k, vocab_size), rows), canonical(rows)
     live = want.logps > -np.inf
@@ -68,7 +68,7 @@ def test_exact_round_trip_is_fp16_of_the_rows(sample):
     assert (out.log_tail == want.log_tail.astype(np.float16)).all()
 
 
-@given(random_rows())
+@given(random_log_probs())
 @settings(max_examples=60, deadline=None)
 def test_compact_keeps_ids_and_the_first_slots_and_is_within_half_a_step(sample):
     vocab_size, k, rows = sample
@@ -90,9 +90,9 @@ def test_compact_keeps_ids_and_the_first_slots_and_is_within_half_a_step(sample)
         assert (error <= allowed).all()
 
 
-@given(random_rows())
+@given(random_log_probs())
 @settings(max_examples=25, deadline=None)
-def test_encoding_a_decoded_exact_row_changes_nothing(sample):
+def test_encoding_a_decoded_exact_payload_changes_nothing(sample):
     vocab_size, k, rows = sample
     codec = Exact(k, vocab_size)
     payload = codec.encode(rows)
@@ -151,7 +151,7 @@ def test_what_top_p_cuts_is_tail():
 
 
 @pytest.mark.parametrize(("k", "n", "size"), [(65_535, 4_200_000, 4_200_000 * 6), (65_535, 3_000, 3_000 * 6)])
-def test_rows_that_would_exhaust_the_memory_are_refused_before_it_is_allocated(k, n, size):
+def test_positions_that_would_exhaust_the_memory_are_rejected_before_it_is_allocated(k, n, size):
     codec = Exact(k, QWEN)
     payload = np.broadcast_to(np.zeros(1, np.uint8), size)  # rows without a single slot
     with pytest.raises(ValueError, match=f"claim {n} label positions of k=65535"):
@@ -159,7 +159,7 @@ def test_rows_that_would_exhaust_the_memory_are_refused_before_it_is_allocated(k
 
 
 @pytest.mark.parametrize("kind", ENCODINGS.values())
-def test_bytes_that_cannot_be_rows_are_refused(kind):
+def test_bytes_that_cannot_be_a_payload_are_rejected(kind):
     codec, rows = kind(8, 300), lively(3, vocab_size=300, k=8)
     payload = np.frombuffer(codec.encode(rows), np.uint8)
     for wrong in (payload[:-1], np.append(payload, np.uint8(0)), payload[:0]):

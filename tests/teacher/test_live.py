@@ -24,7 +24,7 @@ def reference(model, batch):
     return logps[:, :-1][keep], batch["labels"][:, 1:][keep]
 
 
-def test_full_and_top_k_rows_are_the_models_own(tiny_model, batch):
+def test_full_and_top_k_log_probs_are_the_models_own(tiny_model, batch):
     model = tiny_model().eval()
     want, labels = reference(model, batch)
     full, top = LiveTeacher(model)(**batch), LiveTeacher(model, k=8)(**batch)
@@ -44,7 +44,7 @@ def test_more_than_the_vocabulary_is_the_vocabulary(tiny_model, batch):
     torch.testing.assert_close(rows.logps.exp().sum(dim=-1), torch.ones(len(rows.logps)))
 
 
-def test_it_says_what_a_cache_says(tiny_model, batch, documents, build):
+def test_it_agrees_with_a_cache(tiny_model, batch, documents, build):
     data = [d for d in documents(12) if len(label_positions(d["labels"]))]
     cache, live = build(data), LiveTeacher(tiny_model().eval(), k=8)(**batch)
     cached = torch.cat([cache.lookup(**d).logps for d in data])
@@ -69,7 +69,7 @@ def test_a_peft_student_is_its_own_teacher_with_the_adapter_off(tiny_model, batc
     assert all(not layer.disable_adapters for name, layer in student.named_modules() if hasattr(layer, "lora_A"))
 
 
-def test_a_batch_without_labels_gives_no_rows(tiny_model, batch):
+def test_a_batch_without_labels_gives_no_log_probs(tiny_model, batch):
     batch["labels"] = torch.full_like(batch["labels"], -100)
     assert LiveTeacher(tiny_model(), k=8)(**batch).ids.shape == (0, 8)
     assert LiveTeacher(tiny_model())(**batch).logps.shape == (0, 320)

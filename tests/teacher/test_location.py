@@ -57,7 +57,7 @@ def test_a_models_directory_is_no_place_for_a_cache(teacher, documents, build, t
     build(documents(4))
 
 
-def test_a_capture_on_nodes_that_share_no_directory_is_refused_on_each(tmp_path, documents, tiny_model, build, fork):
+def test_a_capture_on_nodes_that_share_no_directory_is_rejected_on_each(tmp_path, documents, tiny_model, build, fork):
     """Two processes of one launch, each with a directory of its own: nobody waits for ever, nothing is mixed."""
     data, model = documents(30), tiny_model()
 

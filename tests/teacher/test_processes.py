@@ -34,7 +34,7 @@ def test_only_what_is_missing_is_computed_and_in_whole_batches(build, documents,
 
 @pytest.fixture
 def launch(monkeypatch, tmp_path):
-    """`launch(port, index)`: this process as one of four of a launch, told from other launches by its port."""
+    """`launch(port, index)`: this process as one of four of a launch, output from other launches by its port."""
 
     def join(port, index, path=tmp_path, patience=0.0):
         monkeypatch.setenv("MASTER_PORT", str(port))

@@ -134,7 +134,7 @@ def forge(path, **tensors):
     return forged
 
 
-def test_hostile_indexes_are_refused_before_anything_is_allocated(build, documents):
+def test_hostile_indexes_are_rejected_before_anything_is_allocated(build, documents):
     cache = build(documents(10))
     (cache.path / MANIFEST).rename(cache.path / "aside")
     [path] = published_shards(cache.path)
@@ -164,7 +164,7 @@ def test_hostile_indexes_are_refused_before_anything_is_allocated(build, documen
             Shard(path)
 
 
-def test_a_shard_that_claims_far_more_than_it_holds_is_refused_when_it_is_opened(tmp_path):
+def test_a_shard_that_claims_far_more_than_it_holds_is_rejected_when_it_is_opened(tmp_path):
     """k = 65,535 and rows without a slot: 1,800 bytes that would make a reader allocate 79 MB, and any multiple."""
     identity = Identity({"name": "none"}, {"tokens": 10**6}, 10**6, 65_535, "exact", None, 1, "float32")
     create_manifest(tmp_path, identity)
@@ -193,7 +193,7 @@ def test_a_shard_of_another_cache_is_not_called_damaged(build, documents):
             open_it()
 
 
-def test_a_forged_row_with_a_right_checksum_is_refused_by_its_bounds(build, documents):
+def test_a_forged_payload_with_a_right_checksum_is_rejected_by_its_bounds(build, documents):
     data = documents(10)
     cache = build(data)
     [path] = published_shards(cache.path)

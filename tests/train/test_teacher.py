@@ -157,3 +157,22 @@ def test_a_teacher_in_memory_is_moved_to_the_device_of_the_run_and_back(tiny_mod
     with moved_back_afterwards(teacher):
         teacher.to_empty(device="cpu")
     assert teacher.device.type == "meta"
+
+
+@pytest.mark.parametrize("first", ["teacher", "base"])
+def test_a_bfloat16_teacher_and_the_float32_base_of_one_name_have_two_caches(
+    config, data, tiny_model, tiny_tokenizer, tmp_path, monkeypatch, first
+):
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path / "root"))
+    name = str(tmp_path / "model")
+    tiny_model().to(torch.bfloat16).save_pretrained(name)
+    tiny_tokenizer.save_pretrained(name)
+    dtypes = {}
+    for teacher in (name, "base") if first == "teacher" else ("base", name):
+        made = TargetSFTTrainer(name, config(target="kd"), teacher=teacher, train_dataset=data.completion())
+        dtypes[teacher] = (made.cache.path, made.cache.manifest.identity.dtype)
+        again = TargetSFTTrainer(name, config(target="kd"), teacher=teacher, train_dataset=data.completion())
+        assert again.cache.path == made.cache.path
+    assert dtypes[name][1] == "bfloat16"
+    assert dtypes["base"][1] == "float32"
+    assert dtypes[name][0] != dtypes["base"][0]

@@ -54,7 +54,7 @@ def build_cache(
     """Return the cache at `path` with every document of `dataset` in it; only missing ones are computed.
 
     Args:
-        dataset: rows with `input_ids` and `labels` (−100: ignored), as training will see them.
+        dataset: examples with `input_ids` and `labels` (−100: ignored), as training will see them.
         teacher: a causal LM, or the directory or Hub id of a model or of a LoRA adapter.
         path: the directory of the cache.
         tokenizer: the one the data were tokenized with; it must match the teacher's.
@@ -110,7 +110,7 @@ def _open_existing(
     if not recover_manifest(path):
         if (path / "config.json").is_file():
             raise ValueError(
-                f"{path} holds a model, whose weight files could not be told from the cache's shards. "
+                f"{path} holds a model, whose weight files could not be distinguished from the cache's shards. "
                 "Give the teacher cache a directory of its own."
             )
         return None

@@ -20,18 +20,22 @@ def targets() -> str:
     return table.markdown()
 
 
+KINDS = {"peaked": "peaked", "Zipf-like": "Zipf-like", "real": "SmolLM2-135M"}  # of distributions, as in the table
+NUMINA_LABEL_TOKENS = 27.0336e6
+
+
 def sizes() -> str:
-    """The table of a cache's size, from the figures that the benchmark left."""
-    lines = [
-        "| encoding | mean k | bytes per label token | KL | NuminaMath sample | 1 B label tokens |",
-        "|---" * 6 + "|",
-    ]
-    for name, one in results("cache")["encodings"].items():
-        size = one["bytes/label token"]
-        encoding, *option = (f"`{part}`" for part in name.split(", "))
-        cells = [f"{one['mean k']:.0f}", f"{size:.0f}", f"{float(one['KL']):.0e}".replace("e-0", "e-")]
-        cells += [f"{27.0336e6 * size / 1e9:.1f} GB", f"{size:.0f} GB"]
-        lines.append(f"| {' | '.join([', '.join([encoding, *option]), *cells])} |")
+    """The table of a cache's size and error, from the figures that the benchmark left."""
+    columns = ["encoding", "mean k", "bytes per label token", *(f"KL, {title}" for title in KINDS.values())]
+    columns += ["27 M label tokens", "1 B label tokens"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name, figures in results("cache")["encodings"].items():
+        size = figures["bytes/label token"]
+        encoding = ", ".join(f"`{part}`" for part in name.split(", "))
+        cells = [encoding, f"{figures['mean k']:.0f}", f"{size:.0f}"]
+        cells += [figures[f"KL, {kind}"].replace("e-0", "e-") for kind in KINDS]
+        cells += [f"{NUMINA_LABEL_TOKENS * size / 1e9:.1f} GB", f"{size:.0f} GB"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

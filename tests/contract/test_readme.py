@@ -154,47 +154,6 @@ def test_generated_parts_are_fresh(page):
     assert readme.refreshed(page) == page.read_text(encoding="utf-8"), "run `make docs`"
 
 
-def measured():
-    """The beginning of a row of the table of figures → the figures in it, as the benchmarks' files have them."""
-    head, step, cache = (readme.results(name) for name in ("head", "step", "cache"))
-    for start, shape in (("the head alone", head["qwen"]), ("the same, N=2048", head["smollm"])):
-        ours, trl = (shape["methods"][name] for name in ("qsft target", "TRL fused head"))
-        yield start, f"{ours['of bare matmuls']:.2f} × ", f"{ours['of TRL']:.2f} × TRL"
-        yield start, f"{ours['extra MB'] / 1000:.2f} GB", f"{trl['extra MB'] / 1000:.2f} GB"
-    for start, name in (("a training step", "every token"), ("the same, labels", "completions, half of the tokens")):
-        ours = step[name]["qsft target"]
-        yield start, f"{ours['time of TRL']:.2f} × ", f"{ours['peak of TRL']:.2f} × in "
-    yield "a training step", f"{step['every token']['qsft target']['collator % of step']:.2f} % of it"
-    compact, lookups = cache["encodings"]["compact"], cache["lookups"]["compact"]["label tokens/s"]
-    yield (
-        "`compact` cache",
-        f"{compact['bytes/label token']:.0f} bytes",
-        f"KL {float(compact['KL']):.0e}".replace("-0", "-"),
-    )
-    yield "`compact` cache", f"{lookups / 1e6:.1f} M label tokens looked up"
-    first, second = (cache["starting"][f"{which} start"] for which in ("first", "second"))
-    yield "starting with", f"{first['M tokens/CPU s']:.0f} M tokens", f"{second['s']:.2f} s"
-    share = cache["parts"]["exact"]
-    yield "capturing a teacher", f"{share['forward']:.2f} of its rate", f"{share['lowest forward']:.2f} to"
-
-
-@pytest.mark.parametrize(("start", *"ab"), [(start, *figures, "")[:3] for start, *figures in measured()])
-def test_figures_are_those_that_the_benchmarks_left(start, a, b):
-    rows = [line for line in readme.README.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {start}")]
-    assert len(rows) == 1
-    assert a in rows[0]
-    assert b in rows[0]
-
-
-def test_the_size_of_a_cache_is_the_measured_one():
-    sizes = [readme.results("cache")["encodings"][name]["bytes/label token"] for name in ("exact", "compact")]
-    for page in (readme.README, REPO / "docs" / "cache_format.md"):
-        said = re.search(
-            r"(\d+) bytes (?:per label token|in `exact`)[^.]*?(\d+) in (?:the )?`compact`", page.read_text("utf-8")
-        )
-        assert [float(number) for number in said.groups()] == sizes, page.name
-
-
 @pytest.mark.parametrize("link", [link for link in readme.links() if "://" not in link])
 def test_links_lead_somewhere(link):
     path, _, anchor = link.partition("#")

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.measure import DEVICE, GPU, device_name, extra_memory, print_table, wait_for_device, write_json
 from qsft import TopK, fused_target_loss, make_target, target_loss
-from qsft.losses.matmuls import tokens_per_chunk
+from qsft.losses.projection import tokens_per_chunk
 from qsft.targets.view import SideInputs
 
 K = 64
@@ -126,7 +126,7 @@ METHODS: dict[str, Callable[[Inputs], None]] = {
     **{f"qsft {name}": ours(name) for name in OURS},
 }
 if GPU:
-    METHODS["qsft target, no kernels"] = ours("target", "torch")
+    METHODS["qsft target_sft, no kernels"] = ours("target_sft", "torch")
     if find_spec("liger_kernel"):
         METHODS["Liger fused head"] = liger_head
 

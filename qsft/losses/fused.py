@@ -6,10 +6,14 @@ Because the gradient of every target is scale·(p − Q), no method needs a kern
     block by block: logits → p, TokenView → Q → value, then scale·(p − Q) written over the logits
     two matmuls read the tile, now a gradient
 
-Matmuls want large tiles; everything else works on a small block, so only one tile exists. The gradients are computed
-while it does: three matmuls in all, none repeated; two when the weight is frozen; one when no gradient is needed; one
-more for targets whose scale depends on whole documents. On a GPU the second line is two kernels (slots.py) for every
-target that reads the logits only at the label and at the teacher's slots.
+Matmuls are fast on large tiles; everything else works on a small block, so only one tile exists. The gradients are
+computed while it does: three matmuls in all, none repeated; two when the weight is frozen; one when no gradient is
+needed; one more for targets whose scale depends on whole documents. On a GPU the second line is two kernels
+(kernel_path.py) for every target that reads the logits only at chosen tokens.
+
+Precision: statistics are float32. So is the tile, where the device multiplies bf16 into float32; on a CPU with bf16 it
+has the dtype of the matmuls, as F.linear's logits would, and only the block in work is widened. Gradients that are
+summed over several chunks are summed in float32; a single chunk writes them in their own dtype.
 """
 
 from dataclasses import dataclass, replace
@@ -20,9 +24,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from qsft.losses.kernel_path import kernel_tile, takes_kernels
 from qsft.losses.label_tokens import LabelTokens, fused_label_logps
-from qsft.losses.matmuls import Projection, add_product, compute_dtype, rows_per_block, tokens_per_chunk, write_product
-from qsft.losses.slots import kernel_tile
+from qsft.losses.projection import (
+    Projection,
+    add_product,
+    compute_dtype,
+    rows_per_block,
+    tokens_per_chunk,
+    write_product,
+)
 from qsft.losses.sums import SUM_NAMES, token_sums
 from qsft.targets.target import Target
 from qsft.targets.view import Full, SideInputs, TokenView, TopK, row_dots
@@ -39,12 +50,13 @@ class Spec:
     projection: Projection
     chunk: int
     compute: torch.dtype  # of the matmuls
-    stats: torch.dtype  # of the tile, the statistics and the stored gradients
+    stats: torch.dtype  # of the statistics and of gradients that are summed over chunks
+    tile: torch.dtype  # of the tile of logits
     grad_of: tuple[bool, bool, bool]  # hidden, weight, bias
     head_kernel: str
 
     def view(self, rows: slice, logits: Tensor, lse: Tensor, outside: Tensor | None = None) -> TokenView:
-        """What the target sees of these rows, whose logits are `logits`."""
+        """What the target reads of these tokens, whose logits are `logits`."""
         teacher = None if self.teacher is None else self.teacher[rows]
         return TokenView(logits, self.labels[rows], lse, teacher, self.side[rows], outside)
 
@@ -74,12 +86,16 @@ def fused_target_loss(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     chunk: int | None = None,
+    tile_bytes: int | None = None,
     head_kernel: str = "auto",
 ) -> FusedOutput:
     """Σ over label tokens of scale·CE(Q, p) for logits hidden·weightᵀ, equal to `target_loss`, without those logits.
 
-    Labels of −100 are left out; with LabelTokens they are left out already, and nothing waits for the device.
-    `chunk` tokens are projected at a time. `head_kernel` is "torch", "triton", or "auto": triton on a GPU that has it.
+    Args:
+        labels: −100 is left out; LabelTokens have it left out already, which saves a host-device synchronization.
+        chunk: tokens that are projected at a time; by default as many as fit `tile_bytes`.
+        tile_bytes: memory for the tile of logits; by default projection.TILE_BYTES.
+        head_kernel: "torch", "triton", or "auto": triton on a GPU that has it.
 
     >>> from qsft.targets.registry import make_target
     >>> out = fused_target_loss(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 0]), make_target("sft"))
@@ -92,9 +108,16 @@ def fused_target_loss(
         teacher = None if teacher is None else teacher.map(labels.rows)
         side = None if side is None else side.map(labels.rows)
     labels.check(len(weight))
-    if isinstance(teacher, TopK) and (k := teacher.ids.shape[-1]) > len(weight):
-        raise ValueError(f"the teacher gives {k} tokens per position, the head has {len(weight)}: ask for fewer.")
+    if isinstance(teacher, TopK) and teacher.ids.shape[-1] > len(weight):
+        raise ValueError(
+            f"the teacher has {teacher.ids.shape[-1]} tokens per position, but the head has only {len(weight)} entries."
+        )
     stats = torch.promote_types(torch.float32, hidden.dtype)
+    compute = compute_dtype(hidden, weight)
+    # A CPU cannot multiply bf16 into float32, and a float32 copy of the products would be no more precise.
+    device = hidden.device.type
+    is_narrow = device == "cpu" and compute == torch.bfloat16 and not takes_kernels(head_kernel, device)
+    tile = compute if is_narrow else stats
     # Inside a Function grad mode is always off and needs_input_grad ignores no_grad, so it is decided out here.
     enabled = torch.is_grad_enabled()
     grad_of = tuple(enabled and t is not None and t.requires_grad for t in (hidden, weight, bias))
@@ -104,9 +127,11 @@ def fused_target_loss(
         teacher=None if teacher is None else teacher.to(hidden.device, stats).within(len(weight)),
         side=(side or SideInputs()).map(lambda value: value.to(hidden.device)),
         projection=Projection(softcap, logit_scale),
-        chunk=chunk or tokens_per_chunk(len(hidden), len(weight), stats, hidden.shape[-1] if grad_of[1] else 0),
-        compute=compute_dtype(hidden, weight),
+        chunk=chunk
+        or tokens_per_chunk(len(hidden), len(weight), tile, hidden.shape[-1] if grad_of[1] else 0, tile_bytes),
+        compute=compute,
         stats=stats,
+        tile=tile,
         grad_of=grad_of,  # type: ignore[arg-type]
         head_kernel=head_kernel,
     )
@@ -134,12 +159,18 @@ class _FusedTargetLoss(torch.autograd.Function):
                 "possible, since the logits they came from are gone. Call the loss again."
             )
         gradients, ctx.gradients = ctx.gradients, None
-        # Multiplied in float32 before the cast: a GradScaler's factor must not overflow float16 on the way.
-        return (*(None if g is None else _scaled(g, grad_loss, d) for g, d in zip(gradients, ctx.dtypes)), None)
+        scaled = [
+            None if gradient is None else _scaled(gradient, grad_loss, dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None)
 
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """gradient·factor in `dtype`, in one pass; the gradient is used up."""
+    """gradient·factor in `dtype`, in one pass; `gradient` may be overwritten.
+
+    float32 gradients are multiplied before the cast: a GradScaler's factor must not overflow float16.
+    """
     out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
     return torch.mul(gradient, factor, out=out)
 
@@ -148,18 +179,17 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> tuple[Tensor, Tensor, Gradients]:
-    h_all, w = hidden.to(spec.compute), weight.to(spec.compute)
-    scores = (h_all, w, bias, spec.labels, spec.projection, spec.chunk)
-    spec = replace(spec, side=spec.target.prepare(spec.side, spec.teacher, lambda: fused_label_logps(*scores)))
-    # Every row is written by the chunks below, the first of which overwrites; without any chunk they must be zeros.
-    allocate = torch.empty_like if len(hidden) else torch.zeros_like
-    grads: Gradients = tuple(  # type: ignore[assignment]
-        allocate(t, dtype=spec.stats) if t is not None and wanted else None
-        for t, wanted in zip((hidden, weight, bias), spec.grad_of)
-    )
+    h_all = hidden.to(spec.compute)
+    w = weight.to(spec.compute)
+
+    def label_logp() -> Tensor:
+        return fused_label_logps(h_all, w, bias, spec.labels, spec.projection, spec.chunk)
+
+    spec = replace(spec, side=spec.target.prepare(spec.side, spec.teacher, label_logp))
+    grads = _allocate_gradients(hidden, weight, bias, spec)
     loss = hidden.new_zeros((), dtype=spec.stats)
     sums = hidden.new_zeros(len(SUM_NAMES), dtype=spec.stats)
-    tile = hidden.new_empty((min(spec.chunk, len(hidden)), len(weight)), dtype=spec.stats)
+    tile = hidden.new_empty((min(spec.chunk, len(hidden)), len(weight)), dtype=spec.tile)
     work = kernel_tile(spec, bias, tile) or TorchTile(spec, bias, tile)
     for start in range(0, len(hidden), spec.chunk):
         h = h_all[start : start + spec.chunk]
@@ -174,17 +204,45 @@ def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) ->
     return loss, sums, grads
 
 
+def _allocate_gradients(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> Gradients:
+    """Memory for the gradients that are needed; the first chunk overwrites it.
+
+    The gradient of the hidden states is written once per token. Those of weight and bias are sums over chunks, in
+    float32 when there are several: one chunk writes them in their own dtype, as F.linear's backward does.
+    """
+    # Without any token nothing is written, so that the gradients must be zeros.
+    allocate = torch.empty_like if len(hidden) else torch.zeros_like
+    one_chunk = len(hidden) <= spec.chunk
+    of_hidden, of_weight, of_bias = spec.grad_of
+    grad_hidden = allocate(hidden, dtype=spec.tile) if of_hidden else None
+    grad_weight = allocate(weight, dtype=spec.tile if one_chunk else spec.stats) if of_weight else None
+    grad_bias = allocate(bias, dtype=spec.stats) if of_bias and bias is not None else None
+    return grad_hidden, grad_weight, grad_bias
+
+
 class TorchTile:
-    """What happens to a tile of products h·Wᵀ between the matmuls, in plain torch: right for every target."""
+    """What happens to a tile of products h·Wᵀ between the matmuls, in plain torch, for every target."""
 
     def __init__(self, spec: Spec, bias: Tensor | None, tile: Float[Tensor, "n V"]) -> None:
-        self.spec, self.bias = spec, bias
+        self.spec = spec
+        self.bias = bias
         self.rows = rows_per_block(tile.shape[-1], spec.stats, tile.device.type)
-        self.scratch = torch.empty_like(tile[: self.rows])
+        self.scratch = torch.empty_like(tile[: self.rows], dtype=spec.stats)
+        self.widened = None if tile.dtype == spec.stats else torch.empty_like(self.scratch)
 
-    def gradient_over_logits_(self, z: Float[Tensor, "n V"], rows: slice) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of these rows; ∂loss/∂(h·Wᵀ) takes the place of their products."""
-        spec, p = self.spec, self.scratch[: len(z)]
+    def gradient_over_logits_(self, products: Float[Tensor, "n V"], rows: slice) -> tuple[Tensor, Tensor]:
+        """The loss and the sums of these tokens; ∂loss/∂(h·Wᵀ) takes the place of their products."""
+        if self.widened is None:
+            return self._gradient_over_logits_(products, rows)
+        wide = self.widened[: len(products)].copy_(products)
+        loss_and_sums = self._gradient_over_logits_(wide, rows)
+        if any(self.spec.grad_of):
+            products.copy_(wide)
+        return loss_and_sums
+
+    def _gradient_over_logits_(self, z: Float[Tensor, "n V"], rows: slice) -> tuple[Tensor, Tensor]:
+        spec = self.spec
+        p = self.scratch[: len(z)]
         spec.projection.finish_(z, self.bias)
         top = z.max(dim=-1)
         torch.softmax(z, dim=-1, out=p)
@@ -201,7 +259,7 @@ class TorchTile:
         return loss_and_sums
 
     def gradient(self, z: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
-        """The tile once all its rows hold their gradient."""
+        """The tile once all its rows are gradients."""
         return z
 
 

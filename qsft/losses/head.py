@@ -1,13 +1,14 @@
 """The fused head inside `model.forward`: where hidden states meet labels and teacher.
 
-This is the ONE place that shifts labels and gathers the head's weight. The head runs inside the model's own forward,
-chosen by a keyword, and there inside its output layer, so that the hooks of DDP, FSDP2 and ZeRO fire as always:
+Labels are shifted here, in `_label_rows`, for training, scoring and capturing; the collator's `label_positions` are
+positions in labels[:, 1:] accordingly. The head runs inside the model's own forward, selected by a keyword, and there
+inside its output layer, so that the hooks of DDP, FSDP2 and ZeRO fire as always:
 
     attach_target_head(model)
     model(input_ids=…, labels=…, target=Target(…), teacher_ids=…, teacher_logps=…)   -> TargetOutput
     model(input_ids=…)                                                              -> as before; generate too
 
-Rows of teacher and side inputs are aligned with `labels`: row t describes token t given the tokens before it.
+Teacher and side inputs are aligned with `labels`: entry t describes token t given the tokens before it.
 Floats that cross `forward` are carried as integers (`to_bits`), because ZeRO and FSDP2 round floats to bf16 on the way.
 """
 
@@ -24,7 +25,7 @@ from transformers.utils.generic import ModelOutput
 
 from qsft.losses.fused import fused_target_loss
 from qsft.losses.label_tokens import LabelTokens, fused_label_logps
-from qsft.losses.matmuls import Projection
+from qsft.losses.projection import Projection
 from qsft.targets.target import Target
 from qsft.targets.view import SideInputs, TopK
 
@@ -34,6 +35,7 @@ _FLOATS = {bits: floats for floats, bits in _BITS.items()}
 TEACHER_INPUTS = ("teacher_ids", "teacher_logps", "teacher_label_logp", "teacher_log_tail")
 SIDE_INPUTS = ("ref_logp", "old_logp", "weight", "critical", "document")
 CARRIED_AS_BITS = (*TEACHER_INPUTS[1:], "ref_logp", "old_logp", "weight")
+COLUMN_INPUT = "column_"  # prefix of further columns of the data set, which are carried as bits too
 # Where the labels after the first column are (flattened), found by the collator: see LabelTokens.
 LABEL_POSITIONS = "label_positions"
 HEAD_INPUTS = (*TEACHER_INPUTS, *SIDE_INPUTS, "teacher", "vocab_size", LABEL_POSITIONS)
@@ -41,11 +43,17 @@ HEAD_INPUTS = (*TEACHER_INPUTS, *SIDE_INPUTS, "teacher", "vocab_size", LABEL_POS
 
 @dataclass
 class TargetOutput(ModelOutput):
-    """What `model(…, target=…)` returns."""
+    """What `model(…, target=…)` returns.
 
-    loss: Tensor | None = None  # Σ over label tokens of scale·CE(Q, p), differentiable; not yet normalised
-    sums: Tensor | None = None  # those behind the metrics, under losses.sums.SUM_NAMES
-    aux_loss: Tensor | None = None  # the mixture-of-experts balancing loss, where the model has one; not in `loss`
+    Args:
+        loss: Σ over label tokens of the target's loss, differentiable; not yet normalized.
+        sums: the sums behind the metrics, in the order of losses.sums.SUM_NAMES.
+        aux_loss: the mixture-of-experts balancing loss, where the model has one; not part of `loss`.
+    """
+
+    loss: Tensor | None = None
+    sums: Tensor | None = None
+    aux_loss: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -58,17 +66,17 @@ class Head:
 
 
 def to_bits(values: Tensor) -> Tensor:
-    """Float16 or float32 as integers of the same width: nothing on the way can round them."""
+    """Float16 or float32 as integers of the same width, which no mixed-precision wrapper rounds."""
     return values.view(_BITS[values.dtype])
 
 
 def from_bits(bits: Tensor) -> Tensor:
-    """The floats that `to_bits` took apart; floats pass as they are."""
+    """The floats of `to_bits`; a float tensor is returned as it is."""
     return bits.view(_FLOATS[bits.dtype]) if bits.dtype in _FLOATS else bits
 
 
 def base_causal_lm(model: nn.Module) -> nn.Module:
-    """The causal LM itself: without DDP's, torch.compile's and PEFT's wrapping."""
+    """The causal LM itself, without the wrappers of DDP, torch.compile and PEFT."""
     for wrapper in ("module", "_orig_mod"):
         while isinstance(getattr(model, wrapper, None), nn.Module):
             model = getattr(model, wrapper)
@@ -76,13 +84,13 @@ def base_causal_lm(model: nn.Module) -> nn.Module:
 
 
 def attach_target_head(model: nn.Module, head_kernel: str | None = None) -> None:
-    """Teach `model.forward` the keywords `target=` and `label_logps=`; without them it is the forward it was.
+    """Give `model.forward` the keywords `target=` and `label_logps=`; without them it is unchanged.
 
-    Call it after PEFT has wrapped the model and before accelerate does. Attaching twice changes nothing, but for the
-    `head_kernel` where one is given ("auto", "torch" or "triton": see `fused_target_loss`).
+    Call it after PEFT has wrapped the model and before accelerate does. A second call changes only `head_kernel`, where
+    one is given ("auto", "torch" or "triton": see `fused_target_loss`).
     """
     base = base_causal_lm(model)
-    refuse_adapted_head(base)
+    check_head_has_no_adapter(base)
     base.target_head_kernel = head_kernel or getattr(base, "target_head_kernel", "auto")  # type: ignore[assignment]
     if hasattr(base, "forward_without_target"):  # on the module: accelerate wraps the forward once more
         return
@@ -98,7 +106,9 @@ def attach_target_head(model: nn.Module, head_kernel: str | None = None) -> None
             return self.forward_without_target(*args, **kwargs)  # type: ignore[operator]
         if kwargs.get("labels") is None:
             raise ValueError("model(…, target=…) needs `labels`: pass the batch's labels [B, T], −100 where ignored.")
-        labels, given = kwargs.pop("labels"), {name: kwargs.pop(name, None) for name in HEAD_INPUTS}
+        labels = kwargs.pop("labels")
+        given = {name: kwargs.pop(name, None) for name in HEAD_INPUTS}
+        given["columns"] = {name: kwargs.pop(name) for name in list(kwargs) if name.startswith(COLUMN_INPUT)}
         states, aux_loss = backbone_states(self, args, kwargs)
         if target is None:
             return _label_logps(self, states, labels, given[LABEL_POSITIONS])
@@ -157,7 +167,7 @@ def projection_of(config: Any) -> Projection:
     return Projection(softcap, 1.0 if factor is None else factor)
 
 
-def refuse_adapted_head(base: nn.Module) -> None:
+def check_head_has_no_adapter(base: nn.Module) -> None:
     """Raise when an adapter sits on the output head: its weight alone is then not what makes the logits."""
     layer = base.get_output_embeddings()  # type: ignore[operator]
     if layer is None:
@@ -193,7 +203,10 @@ def _target_loss(
     if teacher is None and ids is not None:
         teacher = TopK(ids.long(), *teacher_rows)
     side_rows = {name: _rows(name, given[name], tokens, length) for name in SIDE_INPUTS}
-    side = SideInputs(**side_rows, vocab_size=given["vocab_size"])
+    columns = {
+        name.removeprefix(COLUMN_INPUT): _rows(name, value, tokens, length) for name, value in given["columns"].items()
+    }
+    side = SideInputs(**side_rows, columns=columns, vocab_size=given["vocab_size"])
     head_kernel: Any = base_causal_lm(model).target_head_kernel
 
     def fused(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
@@ -285,7 +298,7 @@ def _rows(name: str, value: Tensor | None, tokens: LabelTokens, length: int) -> 
     if virtual_tokens:
         value = torch.cat([value.new_zeros(value.shape[0], virtual_tokens, *value.shape[2:]), value], dim=1)
     rows = tokens.rows(value.to(tokens.index.device)[:, 1:].flatten(0, 1))
-    return from_bits(rows) if name in CARRIED_AS_BITS else rows
+    return from_bits(rows) if name in CARRIED_AS_BITS or name.startswith(COLUMN_INPUT) else rows
 
 
 def _whole(parameter: Tensor | None) -> Any:

@@ -16,7 +16,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.losses.matmuls import Projection
+from qsft.losses.projection import Projection
 
 BLOCK = 4096  # columns that a program reads at a time
 WARPS = 8
@@ -45,7 +45,11 @@ def _logits(products, bias, start, size, scale, softcap, HAS_BIAS: tl.constexpr,
     z *= scale
     if CAPPED:
         z = softcap * (2.0 * tl.sigmoid(2.0 * z / softcap) - 1.0)  # tanh
-    return columns, inside, tl.where(x < -1.0e17, x, z)  # holes (HOLE) and the end of the row stay what they are
+    return (
+        columns,
+        inside,
+        tl.where(x < -1.0e17, x, z),
+    )  # masked logits and the end of the row stay
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.losses.matmuls import Projection, compute_dtype, rows_per_block, tokens_per_chunk
+from qsft.losses.projection import Projection, compute_dtype, rows_per_block, tokens_per_chunk
 from qsft.targets.view import IGNORED, TokenView
 
 WRONG_POSITIONS = (

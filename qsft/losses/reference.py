@@ -1,6 +1,5 @@
-"""The specification: dense CE(Q, p) with plain autograd, in the dtype given. Slow and obvious; the fast must agree."""
+"""The specification: dense CE(Q, p) with plain autograd, in the dtype given. Slow and obvious; fused.py must agree."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,8 +17,8 @@ def target_loss(
 ) -> Float[Tensor, ""]:
     """Σ over label tokens of scale·CE(Q, p); labels of −100 are left out.
 
-    The value is scale·(γ·CE(δ, p) + Σ mass·CE(R, p)) over the terms that are not the student itself; the gradient is
-    scale·(p − Q). Teacher and side inputs have one row per row of `logits`.
+    The value is scale·(γ·CE(δ, p) + Σ mass·CE(R, p)) over the terms that are not the student itself, or what the target
+    reports instead; the gradient is scale·(p − Q). Teacher and side inputs have one entry per row of `logits`.
 
     >>> import torch
     >>> from qsft.targets.registry import make_target
@@ -28,7 +27,8 @@ def target_loss(
     1.3863
     """
     keep = labels != IGNORED
-    logits, labels = logits[keep], labels[keep]
+    logits = logits[keep]
+    labels = labels[keep]
     teacher = None if teacher is None else teacher[keep].to(logits.device, logits.dtype).within(logits.shape[-1])
     side = (side or SideInputs())[keep]
     fixed = TokenView.of(logits.detach(), labels, teacher, side)
@@ -36,9 +36,7 @@ def target_loss(
         TokenView(fixed.logits, labels, fixed.lse, teacher, target.prepare(side, teacher, lambda: fixed.label_logp))
     )
     view = TokenView.of(logits, labels, teacher)
-    per_token = torch.zeros_like(view.lse)
-    for mass, dist in q.terms:
-        per_token = per_token + torch.where(mass == 0, 0.0, mass * dist.cross_entropy(view))
+    per_token = q.scale * q.cross_entropy(view)
     if q.value is not None:
         per_token = per_token + (q.value - per_token).detach()
-    return (q.scale * per_token).sum()
+    return per_token.sum()

@@ -1,12 +1,12 @@
-"""The sums behind the metrics, from what the fused head has in its hands anyway: no extra pass over the tile."""
+"""The sums behind the metrics, from what the fused head computes anyway: no extra pass over the tile."""
 
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.targets.dist import OneHot
 from qsft.targets.target import Mixture
 from qsft.targets.view import EMPTY, Full, TokenView
 
@@ -25,19 +25,19 @@ SCALARS = (
     "top1",  # the label is the student's likeliest token
     "gamma",
     "kept",  # tokens whose label has any weight
-    "teacher_tokens",  # tokens at which a teacher was given and says something
+    "teacher_tokens",  # tokens with teacher log-probs
     "support_mass",  # the student's mass on the teacher's slots
     "teacher_tail",  # the teacher's mass outside its slots
     "label_in_topk",
     "teacher_disagrees",  # the teacher's likeliest token is not the label
     *QUADRANTS,
-    "fallback",  # a teacher was given but has nothing here: the student itself is used
+    "fallback",  # a teacher was given but not for this token: the student itself is used
 )
 SUM_NAMES = SCALARS + tuple(f"gamma_bin_{i}" for i in range(GAMMA_BINS))
 
 
 def quadrant(student: Any, teacher: Any, high: float = HIGH) -> Any:
-    """Where a label stands by its two probabilities p_θ(y) and p_T(y), as an index into QUADRANTS.
+    """The quadrant of a label by its two probabilities p_θ(y) and p_T(y), as an index into QUADRANTS.
 
     rescue: only the teacher finds it likely · filter: neither · agree: both · student_only: only the student;
     UNKNOWN where the teacher's is NaN. Numbers, arrays and tensors alike:
@@ -46,23 +46,23 @@ def quadrant(student: Any, teacher: Any, high: float = HIGH) -> Any:
     ['rescue', 'filter']
     """
     index = 2 * (student >= high) + (teacher < high)
-    return (index + 1) * (teacher == teacher) - 1  # NaN differs from itself
+    is_known = teacher == teacher  # NaN differs from itself
+    if isinstance(index, Tensor):
+        return torch.where(is_known, index, UNKNOWN)
+    return np.where(is_known, index, UNKNOWN)[()]
 
 
 def token_sums(
     view: TokenView, q: Mixture, entropy: Float[Tensor, " N"], top1: Int[Tensor, " N"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " M"]]:
     """The loss sum of these tokens and the vector of sums under SUM_NAMES."""
-    parts = [
-        (isinstance(dist, OneHot), torch.where(mass == 0, 0.0, mass * dist.cross_entropy(view)) * q.scale)
-        for mass, dist in q.terms
-    ]
-    label_loss = sum((part.sum() for is_label, part in parts if is_label), view.lse.new_zeros(()))
-    residual_loss = sum((part.sum() for is_label, part in parts if not is_label), view.lse.new_zeros(()))
-    loss = label_loss + residual_loss if q.value is None else (q.value * q.scale).sum()
+    label, residual = q.cross_entropies(view)
+    label_loss = (label * q.scale).sum()
+    residual_loss = (residual * q.scale).sum()
+    loss = label_loss + residual_loss if q.value is None else q.value.sum()
     gamma = q.gamma.clamp(0.0, 1.0)
     scalars = [
-        view.lse.new_full((), view.labels.numel()),  # filled on the device: new_tensor would wait for it
+        view.lse.new_full((), view.labels.numel()),  # filled on the device: new_tensor would synchronize
         loss,
         label_loss,
         residual_loss,
@@ -73,7 +73,7 @@ def token_sums(
         (q.gamma * q.scale != 0).sum(),
         *_teacher_sums(view),
     ]
-    bins = (gamma * (GAMMA_BINS - 1)).round().long().clamp(0, GAMMA_BINS - 1)  # centred: 0 and 1 are bins of their own
+    bins = (gamma * (GAMMA_BINS - 1)).round().long().clamp(0, GAMMA_BINS - 1)  # centered: 0 and 1 are bins of their own
     histogram = (bins[:, None] == torch.arange(GAMMA_BINS, device=bins.device)).sum(dim=0)
     vector = torch.cat([torch.stack([s.to(view.lse.dtype) for s in scalars]), histogram.to(view.lse.dtype)])
     return loss, vector
@@ -84,11 +84,14 @@ def _teacher_sums(view: TokenView) -> list[Tensor]:
     if teacher is None:
         return [view.lse.new_zeros(())] * 10
     if isinstance(teacher, Full):
-        said = in_topk = torch.ones_like(view.labels, dtype=torch.bool)
-        support, tail = torch.ones_like(view.lse), torch.zeros_like(view.lse)
-        label_logp, best = teacher.logps.gather(-1, view.labels[:, None])[:, 0], teacher.logps.argmax(dim=-1)
+        is_given = torch.ones_like(view.labels, dtype=torch.bool)
+        in_topk = is_given
+        support = torch.ones_like(view.lse)
+        tail = torch.zeros_like(view.lse)
+        label_logp = teacher.logps.gather(-1, view.labels[:, None])[:, 0]
+        best = teacher.logps.argmax(dim=-1)
     else:
-        said = ~teacher.empty
+        is_given = ~teacher.empty
         is_label = (teacher.ids == view.labels[:, None]) & teacher.live
         in_topk = is_label.any(dim=-1)
         support = view.logp_at(teacher.ids).masked_fill(~teacher.live, EMPTY).exp().sum(dim=-1)
@@ -97,13 +100,13 @@ def _teacher_sums(view: TokenView) -> list[Tensor]:
         # As stored, or from the slots: a label outside them counts as unlikely.
         found = teacher.logps.masked_fill(~is_label, EMPTY).amax(dim=-1)
         label_logp = found if teacher.label_logp is None else teacher.label_logp
-    where = quadrant(view.label_logp.exp(), label_logp.exp())
+    label_quadrant = quadrant(view.label_logp.exp(), label_logp.exp())
     return [
-        said.sum(),
-        torch.where(said, support, 0.0).sum(),
-        torch.where(said, tail, 0.0).sum(),
-        (said & in_topk).sum(),
-        (said & (best != view.labels)).sum(),
-        *((said & (where == index)).sum() for index in range(len(QUADRANTS))),
-        (~said).sum(),
+        is_given.sum(),
+        torch.where(is_given, support, 0.0).sum(),
+        torch.where(is_given, tail, 0.0).sum(),
+        (is_given & in_topk).sum(),
+        (is_given & (best != view.labels)).sum(),
+        *((is_given & (label_quadrant == index)).sum() for index in range(len(QUADRANTS))),
+        (~is_given).sum(),
     ]

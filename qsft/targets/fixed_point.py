@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsft.targets.residual import Guided, SelfPrior, Teacher, Tempered, UniformPrior
 from qsft.targets.target import Target
-from qsft.targets.trust import Constant, Opposed, Prob
+from qsft.targets.trust import Constant, Prob, SignedTrust
 
 
 def fixed_point(
@@ -33,7 +33,7 @@ def fixed_point(
             return gamma * d + (1.0 - gamma) * _normalised(teacher ** (1.0 / temperature))
         case Constant(gamma), UniformPrior():
             return gamma * d + (1.0 - gamma) / d.numel()
-        case Opposed(), Tempered(beta, "linear"):
+        case SignedTrust(), Tempered(beta, "linear"):
             return _normalised(d**beta)
         case Prob(1.0), Guided(eta, _, "geometric") if eta > 0 and teacher is not None:
             return _normalised(teacher * (1.0 - d) ** (-1.0 / eta))

@@ -1,48 +1,88 @@
-"""The paper's table as code: one short function per row.
+"""The paper's table of methods as code: one short function per named target.
 
-A row's name is the method, its arguments are the hyper-parameters with their defaults, its docstring is
-"Title: in words. (reference)". The CLI, the validation, the README's table and the tests follow from it.
+The function's name is the target's name and its arguments are the hyper-parameters with their published defaults.
+Command line, validation, the README's table and the tests follow from the registry.
 """
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from qsft.targets.residual import Guided, LinkMass, Reference, SelfPrior, Teacher, Tempered, UniformPrior
+from qsft.targets.residual import Guided, LogSigmoidMass, Reference, SelfPrior, Teacher, Tempered, UniformPrior
 from qsft.targets.target import Target
 from qsft.targets.trust import (
-    Both,
     ClippedRatio,
     Constant,
     Critical,
     DocumentRatio,
     Entropy,
-    Opposed,
+    Gated,
     Prob,
+    ProbPlusConstant,
     Ratio,
-    Shifted,
+    SignedTrust,
     Threshold,
 )
+from qsft.targets.value import ClippedObjective, KLToResidual, PowerLoss
 from qsft.validation import check_range, did_you_mean
 
-Row = Callable[..., Target]
-TARGETS: dict[str, Row] = {}
+
+@dataclass(frozen=True)
+class NamedTarget:
+    """An entry of the registry.
+
+    Args:
+        build: makes the target from its hyper-parameters.
+        title: the method's name in print.
+        summary: one sentence that says what it does.
+        loss: the published loss of a token, as a formula.
+        reference: the publication.
+    """
+
+    name: str
+    build: Callable[..., Target]
+    title: str
+    summary: str
+    loss: str
+    reference: str
+
+    def __call__(self, **hparams: Any) -> Target:
+        return self.build(**hparams)
+
+    @property
+    def hyper_parameters(self) -> dict[str, Any]:
+        """The hyper-parameters with their defaults."""
+        return {name: known.default for name, known in inspect.signature(self.build).parameters.items()}
 
 
-def row(build: Row) -> Row:
-    TARGETS[build.__name__] = build
-    return build
+TARGETS: dict[str, NamedTarget] = {}
+
+
+def register(
+    title: str, summary: str, *, loss: str, reference: str
+) -> Callable[[Callable[..., Target]], Callable[..., Target]]:
+    """Add a function that builds a target to the registry, under the function's name."""
+
+    def add(build: Callable[..., Target]) -> Callable[..., Target]:
+        TARGETS[build.__name__] = NamedTarget(build.__name__, build, title, summary, loss, reference)
+        return build
+
+    return add
 
 
 def make_target(name: str, /, **hparams: Any) -> Target:
-    """The named row of the table with the given hyper-parameters.
+    """Build the named target with the given hyper-parameters.
+
+    Raises:
+        ValueError: the name, a hyper-parameter or its value is not valid.
 
     >>> make_target("target_sft", eta=0.2).residual
     Guided(eta=0.2, tail='drop', form='geometric')
     """
     if name not in TARGETS:
         raise ValueError(f"there is no target {name!r}.{did_you_mean(name, TARGETS)} Known: {', '.join(TARGETS)}.")
-    known = inspect.signature(TARGETS[name]).parameters
+    known = TARGETS[name].hyper_parameters
     for key in hparams:
         if key not in known:
             takes = ", ".join(known) or "none"
@@ -52,116 +92,175 @@ def make_target(name: str, /, **hparams: Any) -> Target:
     return TARGETS[name](**hparams)
 
 
-@row
+@register("SFT", "Fits the observed token.", loss="−log p_y", reference="cross-entropy")
 def sft() -> Target:
-    """SFT: fit the observed token. (cross-entropy)"""
     return Target(Constant(1.0))
 
 
-@row
+@register(
+    "DFT (the paper's SFT (p))",
+    "Trusts a token as much as the model already does, which filters labels it finds unlikely.",
+    loss="−sg[p_y]·log p_y",
+    reference="Dynamic Fine-Tuning, Wu et al. 2025",
+)
 def dft() -> Target:
-    """DFT, the p-loss: trust a token as much as the model believes it. (Dynamic Fine-Tuning, Wu et al. 2025)"""
     return Target(Prob(1.0), SelfPrior())
 
 
-@row
+@register(
+    "Beyond log-likelihood",
+    "Interpolates between SFT (α → 0) and DFT (α = 1); with τ only tokens above or below it are trained.",
+    loss="(1 − p_y^α)/α",
+    reference="Li et al. 2025",
+)
 def beyond_log(alpha: float = 0.5, tau: float | None = None, keep: str = "above") -> Target:
-    """Beyond log-likelihood: (1−p^α)/α, where α → 0 is SFT and α = 1 is DFT; with τ only tokens above or below it.
-    (Li et al. 2025)"""
     trust = Prob(alpha)
-    return Target(trust if tau is None else Both(Threshold(tau, keep), trust), SelfPrior())
+    if tau is None:
+        return Target(trust, SelfPrior(), value=PowerLoss(alpha))
+    gate = Threshold(tau, keep)
+    return Target(Gated(gate, trust), SelfPrior(), value=PowerLoss(alpha, gate))
 
 
-@row
+@register(
+    "ProFiT",
+    "Trains on the tokens that the model finds more than τ likely.",
+    loss="−1[p_y > τ]·log p_y",
+    reference="ProFiT, 2026",
+)
 def profit(tau: float = 0.1) -> Target:
-    """ProFiT: train on tokens the model finds more than τ likely. (ProFiT, 2026)"""
     return Target(Threshold(tau, strict=True), SelfPrior())
 
 
-@row
+@register(
+    "EAFT",
+    "Trusts labels where the model is uncertain, by the entropy H of its top k.",
+    loss="−(H/ln k)^α·log p_y",
+    reference="Entropy-Adaptive Fine-Tuning, 2026",
+)
 def eaft(k: int = 20, alpha: float = 1.0) -> Target:
-    """EAFT: trust labels where the model is unsure: entropy of its top k. (Entropy-Adaptive Fine-Tuning, 2026)"""
     return Target(Entropy(k, alpha), SelfPrior())
 
 
-@row
+@register(
+    "iw-SFT",
+    "Weighs each document by its importance π_θ/π_ref, per token; ratio='raw' is the whole sequence's.",
+    loss="−min((π_θ/π_ref)^(1/tokens), clip)·log p_y",
+    reference="Qin and Springenberg 2025",
+)
 def iw_sft(clip: float = 16.0, ratio: str = "mean") -> Target:
-    """iw-SFT: one importance weight π_θ/π_ref per document, length-normalised; ratio="raw" is the whole sequence's, as
-    the paper writes it. (Qin and Springenberg 2025)"""
     return Target(Constant(1.0), scale=DocumentRatio(clip, ratio))
 
 
-@row
+@register(
+    "CFT",
+    "Trains on counterfactually critical tokens only.",
+    loss="−c_t·log p_y",
+    reference="Critical Token Fine-Tuning, 2025",
+)
 def cft() -> Target:
-    """CFT: train on counterfactually critical tokens only. (Critical Token Fine-Tuning, 2025)"""
     return Target(Critical(), SelfPrior())
 
 
-@row
+@register(
+    "PSFT",
+    "PPO's clipped ratio with advantage 1, against a policy that is refreshed every few steps.",
+    loss="−min(r, clip(r, 1−ε, 1+ε)), r = p_y/π_old",
+    reference="Proximal SFT, 2025",
+)
 def psft(eps: float = 0.28) -> Target:
-    """PSFT: PPO's clipped ratio with advantage 1, against a policy refreshed every few steps. (Proximal SFT, 2025)"""
-    return Target(Constant(1.0), scale=ClippedRatio(eps))
+    ratio = ClippedRatio(eps)
+    return Target(Constant(1.0), scale=ratio, value=ClippedObjective(ratio))
 
 
-@row
+@register(
+    "Label smoothing",
+    "Spreads λ of the mass over the real vocabulary.",
+    loss="−(1−λ)·log p_y − λ/V·Σ_v log p_v",
+    reference="Szegedy et al. 2016",
+)
 def label_smoothing(lam: float = 0.1) -> Target:
-    """Label smoothing: λ of the mass spread over the real vocabulary. (Szegedy et al. 2016)"""
     check_range("lam", lam, 0.0, 1.0)
     return Target(Constant(1.0 - lam), UniformPrior())
 
 
-@row
+@register(
+    "SFT + KL",
+    "SFT with a penalty for moving away from the reference model.",
+    loss="−log p_y + λ·KL(π_ref‖p)",
+    reference="forward KL to a reference",
+)
 def sft_kl(lam: float = 0.1, tail: str = "ghost") -> Target:
-    """SFT + KL: λ·KL(π_ref‖π_θ) beside the label; its tail is kept, so the reference itself feels no pull. (forward KL
-    to a reference)"""
     check_range("lam", lam, 0.0)
-    return Target(Constant(1.0 / (1.0 + lam)), Reference(tail), scale=Constant(1.0 + lam))
+    return Target(Constant(1.0 / (1.0 + lam)), Reference(tail), Constant(1.0 + lam), KLToResidual())
 
 
-@row
+@register(
+    "ASFT",
+    "DFT with a penalty for moving away from the base model.",
+    loss="−sg[p_y]·log p_y + λ·KL(π_base‖p)",
+    reference="Anchored SFT, 2025",
+)
 def asft(lam: float = 0.1, tail: str = "ghost") -> Target:
-    """ASFT: the p-loss anchored to the base model by λ·KL, tail kept. (Anchored SFT, 2025)"""
-    return Target(Ratio(lam), Reference(tail), scale=Shifted(lam))
+    return Target(Ratio(lam), Reference(tail), ProbPlusConstant(lam), KLToResidual())
 
 
-@row
-def gem(beta: float = 0.7, link: str = "linear") -> Target:
-    """GEM: entropy-regularised SFT, gradient softmax(z/β) − δ; β = 1 is SFT. The mixture is signed, the value may be
-    negative. (Li et al. 2025, GEM)"""
-    residual = Tempered(beta, link)
-    return Target(Opposed(), residual, scale=Constant(1.0) if link == "linear" else LinkMass(residual))
+@register(
+    "GEM",
+    "SFT that keeps the model's entropy up; β = 1 or λ = 0 is SFT. The target is signed; the value may be negative.",
+    loss="CE(δ, p) − λ·CE(q, p), q = softmax(z/β)",
+    reference="Li et al. 2025, GEM",
+)
+def gem(beta: float = 0.7, link: str = "linear", lam: float = 1.0) -> Target:
+    residual = Tempered(beta, link, lam)
+    return Target(SignedTrust(), residual, scale=Constant(1.0) if link == "linear" else LogSigmoidMass(residual))
 
 
-@row
+@register(
+    "Distillation", "Matches the teacher and ignores the label.", loss="KL(π_T‖p)", reference="Hinton et al. 2015"
+)
 def kd(tail: str = "drop", temperature: float = 1.0) -> Target:
-    """Distillation: match the teacher, ignore the label. (Hinton et al. 2015)"""
-    return Target(Constant(0.0), Teacher(tail, temperature))
+    return Target(Constant(0.0), Teacher(tail, temperature), value=KLToResidual())
 
 
-@row
+@register(
+    "Distillation with labels (the paper's Distill)",
+    "Matches the teacher with weight c and the label with weight 1−c.",
+    loss="−(1−c)·log p_y + c·KL(π_T‖p)",
+    reference="Hinton et al. 2015",
+)
 def kd_hybrid(c: float = 0.8, tail: str = "drop", temperature: float = 1.0) -> Target:
-    """Distillation with labels: c of the mass on the teacher, 1−c on the label. (Hinton et al. 2015)"""
     check_range("c", c, 0.0, 1.0)
-    return Target(Constant(1.0 - c), Teacher(tail, temperature))
+    return Target(Constant(1.0 - c), Teacher(tail, temperature), value=KLToResidual())
 
 
-@row
+@register(
+    "Target-SFT",
+    "Trusts a token as much as the model does, and gives the rest to the student guided by the teacher.",
+    loss="−p_y·log p_y − (1−p_y)·Σ_a π̃_a·log p_a",
+    reference="Target-SFT, 2026",
+)
 def target_sft(eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
-    """Target-SFT: trust p_y, and put the rest on the student pulled towards the teacher. (Target-SFT, 2026)"""
     return Target(Prob(1.0), Guided(eta, tail, form))
 
 
-@row
+@register(
+    "Target-SFT, constant branch",
+    "Target-SFT with the residual's weight 1−p_y replaced by c; tends to DFT as c → 0.",
+    loss="−p_y·log p_y − c·Σ_a π̃_a·log p_a",
+    reference="Target-SFT, 2026",
+)
 def target_sft_constant(c: float = 1.0, eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
-    """Target-SFT, constant branch: p_y·CE(δ) + c·CE(π̃), the residual's weight 1−p_y replaced by c and the label's kept;
-    tends to the p-loss as c → 0. (Target-SFT, 2026)"""
+    # The paper's text ("replacing the weight 1−γ by a constant") allows this reading and that of target_sft_mixture.
     check_range("c", c, 0.0, open_low=True)
-    return Target(Ratio(c), Guided(eta, tail, form), scale=Shifted(c))
+    return Target(Ratio(c), Guided(eta, tail, form), ProbPlusConstant(c))
 
 
-@row
+@register(
+    "Target-SFT, constant mixture",
+    "The ablation's other reading: c on the residual and 1−c on the label; tends to SFT as c → 0.",
+    loss="−(1−c)·log p_y − c·Σ_a π̃_a·log p_a",
+    reference="Target-SFT, 2026",
+)
 def target_sft_mixture(c: float = 0.5, eta: float = 0.5, tail: str = "drop", form: str = "geometric") -> Target:
-    """Target-SFT, constant mixture: (1−c)·CE(δ) + c·CE(π̃), the ablation's other reading; tends to SFT as c → 0, which
-    its printed numbers fit better. (Target-SFT, 2026)"""
     check_range("c", c, 0.0, 1.0)
     return Target(Constant(1.0 - c), Guided(eta, tail, form))

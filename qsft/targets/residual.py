@@ -1,17 +1,20 @@
-"""The π̃ axis: where the rest of the mass goes.
+"""Residuals π̃: where the mass goes that the label does not get.
 
-A residual is any callable `view -> [(share[N], Dist), …]`; a single Dist or a dense tensor [N, V] is taken too.
-A teacher truncated to its top-k leaves open what happens outside its support S; the rule has a name:
+A residual is any callable `view -> [(share[N], Dist), …]`; a single Dist or a dense tensor [N, V] is accepted too. The
+shares sum to 1, or to 0 for a signed residual (see `Tempered`).
 
-    drop    R lives on S only, renormalised there
-    ghost   one more bucket for everything outside S, spread as the student spreads it
+A teacher truncated to its top-k does not say what happens outside its support S. Two rules:
+
+    drop    R has mass on S only and is renormalized there
+    ghost   one more bucket for everything outside S, distributed there as the student distributes it
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from qsft.targets.dist import Dense, Dist, Ghost, Sparse, Student, Uniform
@@ -21,12 +24,12 @@ from qsft.validation import check_choice, check_range
 Terms = list[tuple[Tensor, Dist]]
 TAILS = ("drop", "ghost")
 FORMS = ("geometric", "reward")
-NO_TAIL = -80.0  # log P_tail at which the student has nothing outside the slots: e^80 is still far from overflow
+NO_TAIL = -80.0  # log P_tail below which the student has no mass outside the slots: e^80 does not overflow
 
 
 @dataclass(frozen=True)
 class SelfPrior:
-    """π̃ = π_θ: leave the model where it is. Zero gradient."""
+    """π̃ = π_θ: the model itself, with zero gradient."""
 
     formula: ClassVar[str] = "π_θ"
 
@@ -36,7 +39,7 @@ class SelfPrior:
 
 @dataclass(frozen=True)
 class UniformPrior:
-    """π̃ = 1/V over the real vocabulary: mass on a head's padding rows would be a bug."""
+    """π̃ = 1/V over the real vocabulary, not over the padding of the head."""
 
     formula: ClassVar[str] = "1/V"
 
@@ -46,7 +49,7 @@ class UniformPrior:
 
 @dataclass(frozen=True)
 class Teacher:
-    """π̃ = π_T, at a temperature (log-probs/T renormalised on the support; T ≠ 1 only with drop)."""
+    """π̃ = π_T, at a temperature (log-probs/T renormalized on the support; T ≠ 1 only with drop)."""
 
     tail: str = "drop"
     temperature: float = 1.0
@@ -76,7 +79,7 @@ class Teacher:
 class Reference(Teacher):
     """π̃ = π_ref: the model to stay close to, by default the student as it was before training."""
 
-    tail: str = "ghost"  # kept, so that the reference itself feels no pull
+    tail: str = "ghost"  # so that the gradient vanishes at π_θ = π_ref
     needs: ClassVar[frozenset[str]] = frozenset({"reference"})
     symbol: ClassVar[str] = "π_ref"
 
@@ -135,13 +138,20 @@ class Guided:
 
 @dataclass(frozen=True)
 class Tempered:
-    """p − q with q = softmax(z/β): GEM's residual, whose masses sum to 0."""
+    """λ·(p − q) with q = softmax(z/β): GEM's signed residual, whose shares sum to 0.
+
+    Args:
+        link: "linear", or "logsigmoid", which weighs q by σ(0.01·(z − z_y)).
+        lam: the weight λ of the entropy regularizer: ℓ = CE(δ, p) − λ·CE(q, p).
+    """
 
     beta: float = 0.7
-    link: str = "linear"  # "logsigmoid" weighs q by σ(0.01·(z − z_y))
+    link: str = "linear"
+    lam: float = 1.0
 
     def __post_init__(self) -> None:
         check_range("beta", self.beta, 0.0, open_low=True)
+        check_range("lam", self.lam, 0.0)
         check_choice("link", self.link, ("linear", "logsigmoid"))
 
     def weights(self, view: TokenView) -> Float[Tensor, "N V"]:
@@ -153,21 +163,63 @@ class Tempered:
         return q.mul_(margin.mul_(0.01).sigmoid_())
 
     def __call__(self, view: TokenView) -> Terms:
-        """p with mass 1, q (or u/Σu) with mass −1."""
+        """p with share λ, q (or u/Σu) with share −λ."""
         weights = self.weights(view)
         if self.link == "logsigmoid":
             weights = weights.div_(weights.sum(dim=-1, keepdim=True))
-        one = torch.ones_like(view.lse)
-        return [(one, Student()), (-one, Dense(weights))]
+        share = torch.full_like(view.lse, self.lam)
+        return [(share, Student()), (-share, Dense(weights))]
 
     @property
     def formula(self) -> str:
-        return f"π_θ − softmax(z/{self.beta:g})" + ("" if self.link == "linear" else "·σ")
+        link = "" if self.link == "linear" else "·σ"
+        difference = f"π_θ − softmax(z/{self.beta:g}){link}"
+        return difference if self.lam == 1.0 else f"{self.lam:g}·({difference})"
+
+
+Reward = Callable[[TokenView], tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]]
 
 
 @dataclass(frozen=True)
-class LinkMass:
-    """scale = A = Σ_v u_v of GEM's logsigmoid link."""
+class RewardShaped:
+    """π̃ ∝ π_θ·exp(r/τ): the student, reweighted by a reward on a set of tokens.
+
+    `Guided(eta, form="reward")` is the case r = λ·log π_T with η = λ/τ on the teacher's slots.
+
+    Args:
+        reward: maps a view to (ids [N, K], rewards [N, K]); ids must not repeat within a position.
+        tau: the temperature τ: a smaller one follows the reward more closely.
+        outside: "keep" gives tokens outside the set the reward 0; "drop" gives them no mass.
+    """
+
+    reward: Reward
+    tau: float = 1.0
+    outside: str = "keep"
+
+    def __post_init__(self) -> None:
+        check_range("tau", self.tau, 0.0, open_low=True)
+        check_choice("outside", self.outside, ("keep", "drop"))
+
+    def __call__(self, view: TokenView) -> Terms:
+        ids, rewards = self.reward(view)
+        log_weights = view.logp_at(ids) + rewards / self.tau
+        sparse = Sparse(ids, log_weights.softmax(dim=-1))
+        one = torch.ones_like(view.lse)
+        if self.outside == "drop":
+            return [(one, sparse)]
+        log_tail = (view.lse_without(ids) - view.lse).clamp(min=NO_TAIL)
+        tail_share = torch.sigmoid(log_tail - log_weights.logsumexp(dim=-1))
+        tail_share = torch.where(log_tail > NO_TAIL, tail_share, 0.0)
+        return [(one - tail_share, sparse), (tail_share, Ghost(ids, log_tail, of_teacher=False))]
+
+    @property
+    def formula(self) -> str:
+        return "∝ π_θ·exp(r)" if self.tau == 1.0 else f"∝ π_θ·exp(r/{self.tau:g})"
+
+
+@dataclass(frozen=True)
+class LogSigmoidMass:
+    """scale = Σ_v u_v of GEM's logsigmoid link."""
 
     residual: Tempered
     formula: ClassVar[str] = "Σu"
@@ -177,7 +229,7 @@ class LinkMass:
 
 
 def on_support(teacher: TopK, log_weights: Float[Tensor, "N K"]) -> Terms:
-    """`drop`: softmax of `log_weights` over the live slots; a position without any falls back to the student."""
+    """`drop`: softmax of `log_weights` over the slots; a position without any falls back to the student."""
     empty = teacher.empty.to(log_weights.dtype)
     probs = log_weights.masked_fill(~teacher.live, EMPTY).masked_fill(teacher.empty[:, None], 0.0).softmax(dim=-1)
     return [(1.0 - empty, Sparse(teacher.slots, probs)), (empty, Student())]
@@ -186,7 +238,7 @@ def on_support(teacher: TopK, log_weights: Float[Tensor, "N K"]) -> Terms:
 def with_ghost(
     view: TokenView, teacher: TopK, log_weights: Float[Tensor, "N K"], log_tail: Float[Tensor, " N"]
 ) -> Terms:
-    """`ghost`: the support as in `drop`, beside one bucket of weight `log_tail` for what the student has outside it."""
+    """`ghost`: the support as in `drop`, beside one bucket of log-weight `log_tail` for the tokens outside it."""
     ghost = Ghost(teacher.slots, (view.lse_outside - view.lse).clamp(min=NO_TAIL))
     (inside, sparse), (empty, student) = on_support(teacher, log_weights)
     log_inside = log_weights.masked_fill(~teacher.live, EMPTY).logsumexp(dim=-1)

@@ -1,4 +1,6 @@
-"""Target: a fine-tuning method as a value. Q = γ·δ_y + (1−γ)·π̃, loss = scale·CE(Q, p), gradient = scale·(p − Q).
+"""Target: a fine-tuning method as a choice of distribution.
+
+    Q = γ·δ_y + (1−γ)·π̃        loss = scale·CE(Q, p)        gradient = scale·(p − Q)
 
 Any loss has a target too: Q = p − ∂L/∂z is the distribution whose cross-entropy has the same gradient.
 """
@@ -14,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.targets.dist import Dense, Dist, Ghost, OneHot
+from qsft.targets.dist import Dense, Dist, OneHot
 from qsft.targets.residual import Terms
 from qsft.targets.trust import Constant, PerToken
 from qsft.targets.view import ROLES, Full, SideInputs, TokenView, TopK
@@ -22,40 +24,83 @@ from qsft.targets.view import ROLES, Full, SideInputs, TokenView, TopK
 Trust = Callable[[TokenView], Tensor]
 Scale = Callable[[TokenView], Tensor]
 Residual = Callable[[TokenView], Terms | Dist | Tensor]
+Value = Callable[[TokenView, "Mixture"], Tensor]
 LossFn = Callable[[Float[Tensor, "N V"], Int[Tensor, " N"]], Tensor]
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Q at N positions: Σ mass·dist, the first term being the label; with γ and the scale in front of CE(Q, p)."""
+    """Q at N positions: Σ mass·dist, with γ and the scale in front of CE(Q, p).
+
+    Args:
+        value: the loss of each token as it is reported, where that is not scale·CE(Q, p).
+    """
 
     terms: Terms
     gamma: PerToken
     scale: PerToken
-    value: PerToken | None = None  # to report per token instead of CE(Q, p) (a user's own loss)
+    value: PerToken | None = None
+
+    def cross_entropy(self, view: TokenView) -> PerToken:
+        """CE(Q, p) = Σ mass·CE(dist, p), differentiable in the view's logits."""
+        label, residual = self.cross_entropies(view)
+        return label + residual
+
+    def cross_entropies(self, view: TokenView) -> tuple[PerToken, PerToken]:
+        """CE(Q, p) in two parts: the label's and the residual's."""
+        label = torch.zeros_like(view.lse)
+        residual = torch.zeros_like(view.lse)
+        for mass, dist in self.terms:
+            # A part without mass is left out: its cross-entropy may be infinite.
+            part = torch.where(mass == 0, 0.0, mass * dist.cross_entropy(view))
+            if dist.is_label:
+                label = label + part
+            else:
+                residual = residual + part
+        return label, residual
+
+    def support(self) -> Int[Tensor, "N C"] | None:
+        """The tokens at which Q is not a multiple of p; None where that is the whole vocabulary."""
+        found: list[Tensor] = []
+        for _, dist in self.terms:
+            tokens = dist.support()
+            if tokens is None:
+                return None
+            found += [ids for ids in tokens if not any(ids is known for known in found)]
+        return torch.cat(found, dim=-1)
 
     def dense(self, p: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
         """Q written out over the vocabulary, for pictures and tests."""
         gradient = self.write_gradient(p, torch.ones_like(self.scale), out=torch.empty_like(p))
         return torch.stack([mass for mass, _ in self.terms]).sum(dim=0)[:, None] * p - gradient
 
-    def student_factor(self, on_slots: bool = False) -> PerToken:
-        """The factor of p in p − Q, off or on the teacher's slots."""
+    def student_factor(self, on_support: bool = False) -> PerToken:
+        """The factor of p in p − Q, off or on the support of the distributions whose share differs there."""
         total = torch.zeros_like(self.scale)
         for mass, dist in self.terms:
-            total += mass * (1.0 - dist.student_share(on_slots))
+            total += mass * (1.0 - dist.student_share(on_support))
         return total
+
+    def _excluded_tokens(self) -> Int[Tensor, "N K"] | None:
+        """The tokens at which p has another factor in p − Q: those that a `Ghost` leaves out."""
+        for _, dist in self.terms:
+            tokens = dist.support()
+            if dist.share_differs_on_support and tokens:
+                return tokens[0]
+        return None
 
     def write_gradient(
         self, p: Float[Tensor, "N V"], scale: PerToken, out: Float[Tensor, "N V"]
     ) -> Float[Tensor, "N V"]:
         """scale·(p − Q), in `out`, which may be p itself."""
-        slots = next((dist.slots for _, dist in self.terms if isinstance(dist, Ghost)), None)
-        # Written, not corrected: off the slots p may be weighed a million times as much.
-        on_slots = None if slots is None else p.gather(-1, slots) * (scale * self.student_factor(True))[:, None]
-        torch.mul(p, (scale * self.student_factor())[:, None], out=out)
-        if slots is not None and on_slots is not None:
-            out.scatter_(-1, slots, on_slots)
+        excluded = self._excluded_tokens()
+        if excluded is None:
+            torch.mul(p, (scale * self.student_factor())[:, None], out=out)
+        else:
+            # Written, not corrected: off the excluded tokens the factor of p may be a million times as large.
+            there = p.gather(-1, excluded) * (scale * self.student_factor(on_support=True))[:, None]
+            torch.mul(p, (scale * self.student_factor())[:, None], out=out)
+            out.scatter_(-1, excluded, there)
         for mass, dist in self.terms:
             dist.subtract_(out, scale * mass)
         return out
@@ -70,9 +115,15 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Target:
-    """How much to trust the observed token (trust: γ), where the rest goes (residual: π̃), how strongly (scale).
+    """A fine-tuning method: how much to trust the observed token, where the rest of the mass goes, how strongly.
 
-    Each part is a callable on a TokenView; see trust.py and residual.py, or write your own:
+    Each part is a callable on a TokenView; see trust.py and residual.py, or write your own.
+
+    Args:
+        trust: γ, the mass of the observed token.
+        residual: π̃, the distribution of the rest; None where γ = 1.
+        scale: the factor in front of CE(Q, p).
+        value: the loss of each token as it is reported (value.py); None reports scale·CE(Q, p).
 
     >>> from qsft.targets.residual import SelfPrior
     >>> Target(trust=lambda view: (0.5 * view.label_logp).exp(), residual=SelfPrior()).needs
@@ -82,6 +133,7 @@ class Target:
     trust: Trust
     residual: Residual | None = None
     scale: Scale = Constant(1.0)  # noqa: RUF009  (a frozen value)
+    value: Value | None = field(default=None, repr=False)
 
     @torch.no_grad()
     def __call__(self, view: TokenView) -> Mixture:
@@ -91,7 +143,10 @@ class Target:
         if self.residual is not None:
             rest = self.trust.rest(view) if hasattr(self.trust, "rest") else 1.0 - gamma
             terms += [(rest * share, dist) for share, dist in as_terms(self.residual(view), view)]
-        return Mixture(terms, gamma, self.scale(view))
+        mixture = Mixture(terms, gamma, self.scale(view))
+        if self.value is None:
+            return mixture
+        return replace(mixture, value=self.value(view, mixture))
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -104,13 +159,18 @@ class Target:
 
     @property
     def role(self) -> str | None:
-        """What the distribution from outside is to this target: its "teacher", its "reference", or not read."""
+        """What a second model is to this target: its "teacher", its "reference", or None."""
         return next((role for role in ROLES if role in self.needs), None)
 
     @property
     def may_read_teacher(self) -> bool:
-        """Whether a distribution from outside could be read: a part says so, or is a function, which cannot say."""
+        """Whether a teacher could be read: a part declares it, or is a plain function, which cannot declare it."""
         return self.role is not None or any(isfunction(part) for part in self.parts)
+
+    @property
+    def for_evaluation(self) -> "Target":
+        """The target to evaluate with: psft has no old policy then, and its value is the negative log-likelihood."""
+        return Target(Constant(1.0)) if "old_logp" in self.needs else self
 
     @property
     def per_document(self) -> bool:
@@ -130,7 +190,7 @@ class Target:
         return replace(side, weight=self.scale.document_weights(side, ref, label_logp()))  # type: ignore[attr-defined]
 
     def record(self) -> dict[str, Any]:
-        """The target as JSON-able data: what a checkpoint keeps to recognise it."""
+        """The target as JSON: what a checkpoint stores to compare it on resume."""
         return {name: _record(part) for name, part in zip(("trust", "residual", "scale"), self.parts)}
 
 
@@ -141,7 +201,7 @@ def as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
 
 
 def _record(part: Any) -> Any:
-    """Anything as JSON-able data: a user's part may hold arrays and functions, and must not stop a checkpoint."""
+    """Anything as JSON: a user's part may hold arrays and functions, and must not prevent a checkpoint."""
     if part is None or isinstance(part, str | int | float | bool):
         return part
     if isinstance(part, Real):  # numpy's numbers
@@ -189,11 +249,16 @@ def induced_target(loss_fn: LossFn, logits: Float[Tensor, "N V"], labels: Int[Te
 
 @dataclass(frozen=True)
 class LossTarget(Target):
-    """A user's own loss as a target: it runs on the fused head, by autograd inside each chunk. γ is reported as Q_y."""
+    """A user's own loss as a target: it runs on the fused head, with autograd inside each chunk. γ is reported as Q_y.
+
+    Args:
+        loss_fn: maps (logits [N, V], labels [N]) to one loss per token [N].
+    """
 
     trust: Any = field(default=None, init=False, repr=False)  # a loss has no parts
     residual: Any = field(default=None, init=False, repr=False)
     scale: Any = field(default=None, init=False, repr=False)
+    value: Any = field(default=None, init=False, repr=False)
     loss_fn: LossFn
 
     def __call__(self, view: TokenView) -> Mixture:

@@ -1,10 +1,11 @@
-"""The γ axis: how much to trust the observed token.
+"""Trusts γ: how much of the mass the observed token gets; and scales, the factor in front of CE(Q, p).
 
-A trust is any callable `view -> γ[N]`. It may have a method `rest(view)` that gives 1 − γ where 1.0 − γ would lose
-precision, a `formula` for the table and `needs` for what it reads. Scales (the last class group) are callables alike.
+A trust is any callable `view -> γ[N]`. It may have a method `rest(view)` that returns 1 − γ where 1.0 − γ would lose
+precision, a `formula` for the table, and `needs`, the names of the inputs it reads. A scale is a callable alike.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from qsft.targets.view import SideInputs, TokenView
 from qsft.validation import check_choice, check_range
 
 PerToken = Float[Tensor, " N"]
+COLUMN_NEED = "column:"  # prefix of a need that is a column of the data set
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Prob:
-    """γ = p_y^α: trust a token as much as the model already believes it."""
+    """γ = p_y^α: the model's own probability of the token."""
 
     alpha: float = 1.0
 
@@ -55,7 +57,7 @@ class Prob:
 
 @dataclass(frozen=True)
 class Threshold:
-    """γ = 1[p_y ≥ τ] (> when strict), or 1[p_y ≤ τ] with keep="below": train on some tokens, leave the others alone."""
+    """γ = 1[p_y ≥ τ] (> when strict), or 1[p_y ≤ τ] with keep="below": train on some of the tokens."""
 
     tau: float
     keep: str = "above"
@@ -68,33 +70,35 @@ class Threshold:
     def __call__(self, view: TokenView) -> PerToken:
         p = view.label_logp.exp()
         kept = p >= self.tau if self.keep == "above" else p <= self.tau
-        return (kept & (p != self.tau) if self.strict else kept).to(p.dtype)
+        if self.strict:
+            kept &= p != self.tau
+        return kept.to(p.dtype)
 
     @property
     def formula(self) -> str:
-        sign = ("><" if self.strict else "≥≤")[self.keep == "below"]
-        return f"1[p_y {sign} {self.tau:g}]"
+        signs = {("above", True): ">", ("above", False): "≥", ("below", True): "<", ("below", False): "≤"}
+        return f"1[p_y {signs[self.keep, self.strict]} {self.tau:g}]"
 
 
 @dataclass(frozen=True)
-class Both:
-    """γ = γ₁·γ₂: one trust gated by another. Beyond-log's code averages over the tokens that its gate keeps."""
+class Gated:
+    """γ = gate·γ': a trust on the tokens that a gate keeps. Beyond-log's code averages over the kept tokens."""
 
-    first: Threshold
-    second: Prob
+    gate: Threshold
+    trust: Prob
     averages_kept: ClassVar[bool] = True
 
     def __call__(self, view: TokenView) -> PerToken:
-        return self.first(view) * self.second(view)
+        return self.gate(view) * self.trust(view)
 
     @property
     def formula(self) -> str:
-        return f"{self.second.formula}·{self.first.formula}"
+        return f"{self.trust.formula}·{self.gate.formula}"
 
 
 @dataclass(frozen=True)
 class Entropy:
-    """γ = (H/ln k)^α, H the entropy of the student's top k renormalised: trust labels where it is unsure."""
+    """γ = (H/ln k)^α, H the entropy of the student's top k renormalized: trust labels where it is uncertain."""
 
     k: int = 20
     alpha: float = 1.0
@@ -150,8 +154,8 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Opposed:
-    """γ = 1 and a residual of mass 1 that sums to 0 (p − q): GEM's signed mixture Q = δ + p − q, which sums to 1."""
+class SignedTrust:
+    """γ = 1 beside a signed residual whose shares sum to 0: Q = δ + λ·(p − q) (GEM), which sums to 1."""
 
     formula: ClassVar[str] = "1 (signed)"
 
@@ -159,16 +163,85 @@ class Opposed:
         return torch.ones_like(view.lse)
 
     def rest(self, view: TokenView) -> PerToken:
-        """1, not 0: the residual's own masses cancel."""
+        """1, not 0: the residual's own shares cancel."""
         return torch.ones_like(view.lse)
 
 
-# ---- scales: the factor in front of CE(Q, p); it is per token and it belongs to the method -------------------------
+@dataclass(frozen=True)
+class Column:
+    """γ, or a part of one, from a column of the data set with one value per token (or per example).
+
+    >>> Column("quality").needs
+    frozenset({'column:quality'})
+    """
+
+    name: str
+
+    def __call__(self, view: TokenView) -> PerToken:
+        if self.name not in view.side.columns:
+            raise ValueError(
+                f"the target reads the column {self.name!r}, which was not given. Pass "
+                f"`side=SideInputs(columns={{{self.name!r}: …}})`, or to the trainer a data set with that column."
+            )
+        return view.side.columns[self.name].to(view.lse.dtype)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({f"{COLUMN_NEED}{self.name}"})
+
+    @property
+    def formula(self) -> str:
+        return self.name
+
+
+Evidence = Callable[[TokenView], PerToken]
 
 
 @dataclass(frozen=True)
-class Shifted:
-    """scale = p_y + λ: dropping it would be a different method (up to 1/λ stronger on unlikely tokens)."""
+class BetaTrust:
+    """γ = α/(α+β), the mean of a Beta(α, β) belief that the label is right: a trust from evidence.
+
+    α = p_y and β = 1 − p_y give `dft`'s γ. Pseudo-counts and annotations give others, for example
+    BetaTrust(alpha=Column("votes_for"), beta=Column("votes_against")).
+
+    Args:
+        alpha: evidence for the label: a callable on the view (a trust, a `Column`), or a constant.
+        beta: evidence against it, likewise.
+    """
+
+    alpha: Evidence | float
+    beta: Evidence | float
+
+    def _evidence(self, view: TokenView) -> tuple[PerToken, PerToken]:
+        alpha = self.alpha(view) if callable(self.alpha) else torch.full_like(view.lse, self.alpha)
+        beta = self.beta(view) if callable(self.beta) else torch.full_like(view.lse, self.beta)
+        return alpha, beta
+
+    def __call__(self, view: TokenView) -> PerToken:
+        alpha, beta = self._evidence(view)
+        return alpha / (alpha + beta)
+
+    def rest(self, view: TokenView) -> PerToken:
+        alpha, beta = self._evidence(view)
+        return beta / (alpha + beta)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        empty: frozenset[str] = frozenset()
+        return empty.union(*(getattr(part, "needs", empty) for part in (self.alpha, self.beta)))
+
+    @property
+    def formula(self) -> str:
+        alpha, beta = (getattr(part, "formula", None) or f"{part}" for part in (self.alpha, self.beta))
+        return f"{alpha}/({alpha}+{beta})"
+
+
+# ---- scales: the factor in front of CE(Q, p), per token ----
+
+
+@dataclass(frozen=True)
+class ProbPlusConstant:
+    """scale = p_y + λ. Without it the method would be another: up to 1/λ stronger on unlikely tokens."""
 
     lam: float
 
@@ -182,10 +255,14 @@ class Shifted:
 
 @dataclass(frozen=True)
 class DocumentRatio:
-    """scale = min(π_θ/π_ref, clip) of the document's label tokens: one weight per document."""
+    """scale = min(π_θ/π_ref, clip) of the document's label tokens: one weight per document.
+
+    Args:
+        ratio: "mean", the geometric mean over the tokens, or "raw", the ratio of the whole sequence.
+    """
 
     clip: float = 16.0
-    ratio: str = "mean"  # geometric, over the tokens (length-normalised); "raw": of the whole sequence
+    ratio: str = "mean"
     needs: ClassVar[frozenset[str]] = frozenset({"reference", "ref_logp", "document"})
 
     def __post_init__(self) -> None:
@@ -232,10 +309,14 @@ class ClippedRatio:
 
     def __call__(self, view: TokenView) -> PerToken:
         """r, or 0 once the model has moved far enough from the old policy."""
+        ratio = self.unclipped(view)
+        return torch.where(ratio <= 1.0 + self.eps, ratio, 0.0)  # a product would make NaN of an infinite ratio
+
+    def unclipped(self, view: TokenView) -> PerToken:
+        """r = p_y/π_old(y)."""
         remedy = "Pass `side=SideInputs(old_logp=…)`; TargetSFTTrainer scores it at the start of every block of steps."
         old = view.need("old_logp", "the target 'psft'", remedy)
-        ratio = (view.label_logp - old.to(view.lse.dtype)).exp()
-        return torch.where(ratio <= 1.0 + self.eps, ratio, 0.0)  # a product would make NaN of an infinite ratio
+        return (view.label_logp - old.to(view.lse.dtype)).exp()
 
     @property
     def formula(self) -> str:
@@ -243,7 +324,7 @@ class ClippedRatio:
 
 
 def _ranks(values: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """The values renumbered 0, 1, 2, … in their order; unlike `torch.unique` it does not wait for the device."""
+    """The values renumbered 0, 1, 2, … in their order; unlike `torch.unique`, without a host-device synchronization."""
     order = values.argsort(stable=True)
     ordered = values[order]
     new = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(ordered.dtype)])

@@ -1,35 +1,42 @@
-"""TokenView: all that a target may look at, for N label tokens at once.
+"""TokenView: everything a target may read, for N label tokens at once.
 
-Sizes: N label tokens, V vocabulary, K teacher slots. `logp` is normalised, `logits` never is.
-Everything here is read without gradient; a target decides where to go, not how to get there.
+Sizes: N label tokens, V vocabulary, K teacher slots. Names with `logp` are normalized log-probs; `logits` are not.
+Targets read it without gradient: γ, π̃ and scale are constants of the loss.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-R = TypeVar("R", bound="LabelRows")
-ROLES = ("teacher", "reference")  # of a distribution from outside: to learn from, or to stay close to
-IGNORED = -100  # the label of a token that nothing is learnt from
-HOLE = -1e18  # a logit that stands for no token: beyond all real ones, and nothing made of it overflows
-EMPTY = float("-inf")  # the log-prob of a teacher slot that holds nothing
+R = TypeVar("R", bound="LabelTensors")
+ROLES = ("teacher", "reference")  # what a second model is to a target: to learn from, or to stay close to
+IGNORED = -100  # the label of a token that is not trained on
+MASKED_LOGIT = -1e18  # the logit of a masked token: below all real ones, and finite so that nothing overflows
+EMPTY = float("-inf")  # the log-prob of an empty teacher slot
 
 
 @dataclass(frozen=True)
-class LabelRows:
-    """Tensors with one row per label token, each optional."""
+class LabelTensors:
+    """Tensors whose first dimension is the label tokens, each optional; a field may also be a dict of them."""
 
     def map(self: R, change: Callable[[Tensor], Tensor]) -> R:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: change(value) for name, value in values.items() if isinstance(value, Tensor)})
+        """Apply `change` to every tensor."""
+        changed: dict[str, Any] = {}
+        for own in fields(self):
+            value = getattr(self, own.name)
+            if isinstance(value, Tensor):
+                changed[own.name] = change(value)
+            elif isinstance(value, Mapping):
+                changed[own.name] = {name: change(tensor) for name, tensor in value.items()}
+        return replace(self, **changed)
 
-    def __getitem__(self: R, rows: slice | Tensor) -> R:
-        return self.map(lambda value: value[rows])
+    def __getitem__(self: R, tokens: slice | Tensor) -> R:
+        return self.map(lambda value: value[tokens])
 
     def to(self: R, device: torch.device, dtype: torch.dtype) -> R:
         """The same on `device`, floats as `dtype` and the rest as int64."""
@@ -37,8 +44,8 @@ class LabelRows:
 
 
 @dataclass(frozen=True)
-class TopK(LabelRows):
-    """The teacher's K most likely tokens at N positions, with log-probs normalised over its *full* vocabulary.
+class TopK(LabelTensors):
+    """The teacher's K most likely tokens at N positions, with log-probs normalized over its *full* vocabulary.
 
     `label_logp` is the teacher's log-prob of the observed token (also when it is outside the top-k), `log_tail` the log
     of its mass outside the slots, which rounded log-probs do not give back.
@@ -56,12 +63,12 @@ class TopK(LabelRows):
 
     @cached_property
     def empty(self) -> Bool[Tensor, " N"]:
-        """Positions at which the teacher says nothing: the residual falls back to the student itself."""
+        """Positions without teacher log-probs: there the residual is the student's own distribution."""
         return ~self.live.any(dim=-1)
 
     @cached_property
     def slots(self) -> Int[Tensor, "N K"]:
-        """`ids` with the likeliest token in place of what empty slots hold: all of them may be read and written."""
+        """`ids` with the likeliest token in place of empty slots, so that every id can be gathered and scattered."""
         return torch.where(self.live, self.ids, self.ids.gather(-1, self.logps.argmax(dim=-1, keepdim=True)))
 
     @cached_property
@@ -70,11 +77,11 @@ class TopK(LabelRows):
         return log_complement(self.logps.logsumexp(dim=-1)) if self.log_tail is None else self.log_tail
 
     def within(self, vocab_size: int) -> "TopK":
-        """The slots a head with `vocab_size` rows can express; the others are emptied and the rest renormalised.
+        """The slots that a head with `vocab_size` entries has; the others are emptied and the rest renormalized.
 
-        Qwen heads of 151,936 and 152,064 rows share one tokenizer: only padding rows differ.
+        Qwen heads of 151,936 and 152,064 entries share one tokenizer: only the padding differs.
         """
-        # No early exit when nothing is outside: the test would cost a device synchronisation, the sums cost nothing.
+        # No early exit when nothing is outside: the test would cost a host-device synchronization.
         outside = (self.ids < 0) | (self.ids >= vocab_size)
         lost = self.logps.masked_fill(~outside, EMPTY).logsumexp(dim=-1, keepdim=True)
         kept = log_complement(lost)
@@ -84,14 +91,14 @@ class TopK(LabelRows):
 
 
 @dataclass(frozen=True)
-class Full(LabelRows):
-    """The teacher's whole distribution at N positions (a live teacher): nothing is truncated, the tail is empty."""
+class Full(LabelTensors):
+    """The teacher's whole distribution at N positions for `target_loss` and the head check: nothing is truncated."""
 
     logps: Float[Tensor, "N V"]
     label_logp: Float[Tensor, " N"] | None = None
 
     def within(self, vocab_size: int) -> "Full":
-        """The distribution over a head of `vocab_size` rows: cut and renormalised, or padded with empty slots."""
+        """The distribution over a head of `vocab_size` entries: cut and renormalized, or padded with empty slots."""
         size = self.logps.shape[-1]
         if size > vocab_size:
             return replace(self, logps=self.logps[:, :vocab_size].log_softmax(dim=-1))
@@ -101,15 +108,17 @@ class Full(LabelRows):
 
 
 @dataclass(frozen=True)
-class SideInputs(LabelRows):
-    """What some rows need beyond logits and teacher, one value per label token (each optional).
+class SideInputs(LabelTensors):
+    """What some targets read beyond logits and teacher, one value per label token, each optional.
 
-    ref_logp    log-prob of the label under the reference model (iw_sft)
-    old_logp    log-prob of the label under the old policy (psft)
-    weight      a fixed weight per token, equal within a document (iw_sft)
-    critical    1 where the token is critical (cft)
-    document    index of the document the token belongs to (iw_sft)
-    vocab_size  rows of the head that are real tokens (label_smoothing)
+    Args:
+        ref_logp: log-prob of the label under the reference model (iw_sft).
+        old_logp: log-prob of the label under the old policy (psft).
+        weight: a fixed weight per token, equal within a document (iw_sft).
+        critical: 1 where the token is critical (cft).
+        document: index of the document that the token belongs to (iw_sft).
+        columns: further columns of the data set, by name (`Column`).
+        vocab_size: entries of the head that are real tokens (label_smoothing).
     """
 
     ref_logp: Float[Tensor, " N"] | None = None
@@ -117,19 +126,25 @@ class SideInputs(LabelRows):
     weight: Float[Tensor, " N"] | None = None
     critical: Bool[Tensor, " N"] | Int[Tensor, " N"] | Float[Tensor, " N"] | None = None
     document: Int[Tensor, " N"] | None = None
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
     vocab_size: int | None = None
 
 
 @dataclass(frozen=True)
 class TokenView:
-    """N label tokens as a target sees them: the student's logits, the label, the teacher, the side inputs."""
+    """N label tokens: the student's logits, the label, the teacher, the side inputs.
+
+    Args:
+        lse: the log-sum-exp of the logits.
+        outside: `lse_outside`, where it is already known.
+    """
 
     logits: Float[Tensor, "N V"]
     labels: Int[Tensor, " N"]
     lse: Float[Tensor, " N"]
     teacher: TopK | Full | None = None
     side: SideInputs = SideInputs()
-    outside: Float[Tensor, " N"] | None = None  # `lse_outside`, where it is known already
+    outside: Float[Tensor, " N"] | None = None
 
     @classmethod
     def of(
@@ -148,38 +163,42 @@ class TokenView:
         return self.logp_at(self.labels[:, None])[:, 0]
 
     def logp_at(self, ids: Int[Tensor, "N K"]) -> Float[Tensor, "N K"]:
-        """log p of the tokens `ids`; z − lse never underflows."""
+        """log p of the tokens `ids`. z − lse does not underflow."""
         return self.logits.gather(-1, ids) - self.lse[:, None]
 
     @cached_property
     def lse_outside(self) -> Float[Tensor, " N"]:
-        """log-sum-exp of the logits outside the teacher's slots; 1 − Σp over them would lose a small tail in rounding.
-
-        Where the slots hold the whole vocabulary it is very negative, but finite.
-        """
+        """log-sum-exp of the logits outside the teacher's slots."""
         if self.outside is not None:
             return self.outside
         assert isinstance(self.teacher, TopK)
-        return self.logits.scatter(-1, self.teacher.slots, HOLE).logsumexp(dim=-1)
+        return self.lse_without(self.teacher.slots)
+
+    def lse_without(self, ids: Int[Tensor, "N K"]) -> Float[Tensor, " N"]:
+        """log-sum-exp of the logits without the tokens `ids`; 1 − Σp over them would lose a small tail to rounding.
+
+        Where `ids` are the whole vocabulary it is very negative, but finite.
+        """
+        return self.logits.scatter(-1, ids, MASKED_LOGIT).logsumexp(dim=-1)
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the head that are real tokens: heads are often padded beyond the tokenizer."""
-        rows = self.logits.shape[-1]
-        return min(self.side.vocab_size or rows, rows)  # a tokenizer may also have more tokens than the head has rows
+        """Entries of the head that are real tokens: heads are often padded beyond the tokenizer."""
+        entries = self.logits.shape[-1]
+        return min(self.side.vocab_size or entries, entries)  # a tokenizer may also be larger than the head
 
     def need(self, name: str, reader: str, remedy: str) -> Tensor:
-        """The side input `name`, or an error that says who reads it and how to provide it."""
+        """The side input `name`. Raises ValueError, with who reads it and how to provide it, when it is missing."""
         value: Tensor | None = getattr(self.side, name)
         if value is None:
             raise ValueError(f"{reader} reads the side input {name!r}, which was not given. {remedy}")
         return value
 
     def need_teacher(self, role: str) -> TopK | Full:
-        """The distribution from outside, or an error that says how to provide one in this `role`."""
+        """The teacher (or reference). Raises ValueError, with how to provide one, when it is missing."""
         if self.teacher is None:
             raise ValueError(
-                f"this target reads a {role}, but none was given. Pass `teacher=TopK(ids, logps)` to the loss, or to "
+                f"this target needs a {role}, but none was given. Pass `teacher=TopK(ids, logps)` to the loss, or to "
                 "the trainer `teacher=` a cache directory, a model id or a model; `qsft cache build` makes a cache."
             )
         return self.teacher
@@ -191,7 +210,7 @@ def log_complement(log_mass: Tensor) -> Tensor:
 
 
 def row_dots(a: Float[Tensor, "N V"], b: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
-    """Σ_v a·b of every row, without the product as a tensor; on CPU row by row, 4 × faster than einsum's bmm."""
+    """Σ_v a·b per token, without the product as a tensor; on a CPU row by row, 4× faster than einsum's bmm."""
     if a.device.type == "cpu" and len(a):
         return torch.stack([torch.dot(x, y) for x, y in zip(a, b)])
     return torch.einsum("nv,nv->n", a, b)

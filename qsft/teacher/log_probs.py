@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qsft.losses.head import Head, base_causal_lm, label_states, output_head
-from qsft.losses.matmuls import tokens_per_chunk
+from qsft.losses.projection import tokens_per_chunk
 from qsft.targets.view import Full, TopK
 
 STRIPES = 16  # top_k first looks at the maxima over this many logits

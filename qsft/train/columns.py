@@ -1,4 +1,4 @@
-"""Columns of the data set that the loss reads, one value per token: cft's critical tokens, iw_sft's weights.
+"""Columns of the data set that the loss reads, one value per token: critical tokens, weights, any `Column`.
 
 TRL's preparation truncates, packs and shuffles `input_ids` and `labels` only. Here the same is done with further
 columns, and a collated batch gets them aligned with its tokens.
@@ -13,8 +13,9 @@ from datasets import Dataset, IterableDataset
 from torch import Tensor
 from trl import SFTConfig, pack_dataset
 
-from qsft.losses.head import to_bits
+from qsft.losses.head import COLUMN_INPUT, to_bits
 from qsft.targets.target import Target
+from qsft.targets.trust import COLUMN_NEED
 from qsft.targets.view import IGNORED
 from qsft.teacher.documents import Span
 
@@ -32,6 +33,10 @@ def columns_read_by(target: Target, args: Any) -> dict[str, str]:
         columns["critical"] = args.critical_column
     if "ref_logp" in target.needs and args.weight_column is not None:
         columns["weight"] = args.weight_column
+    for need in sorted(target.needs):
+        if need.startswith(COLUMN_NEED):
+            column = need.removeprefix(COLUMN_NEED)
+            columns[f"{COLUMN_INPUT}{column}"] = column
     return columns
 
 
@@ -42,10 +47,11 @@ def check_columns_exist(dataset: Any, columns: dict[str, str]) -> None:
         return
     for name, column in columns.items():
         if column not in available:
-            setting = "critical_column" if name == "critical" else "weight_column"
+            settings = {"critical": "critical_column", "weight": "weight_column"}
+            remedy = f", or name another column with {settings[name]}" if name in settings else ""
             raise ValueError(
                 f"the target reads the column {column!r}, but the data set has only {', '.join(available)}. Add it, "
-                f"one value per token (or one per example), or name another column with {setting}."
+                f"one value per token (or one per example){remedy}."
             )
 
 

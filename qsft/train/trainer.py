@@ -33,7 +33,7 @@ from trl import SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from qsft.losses.head import LABEL_POSITIONS, attach_target_head
-from qsft.losses.slots import takes_kernels
+from qsft.losses.kernel_path import takes_kernels
 from qsft.losses.sums import SUM_NAMES
 from qsft.run_directory import LAST
 from qsft.targets.registry import make_target
@@ -206,7 +206,9 @@ class TargetSFTTrainer(SFTTrainer):
         if not self._head_is_checked:
             self._head_is_checked = True
             check_head(model, inputs)
-        outputs = model(**self._head_inputs(inputs), target=self.target)
+        mode = "train" if self.model.training else "eval"
+        target = self.target if mode == "train" else self.target.for_evaluation
+        outputs = model(**self._head_inputs(inputs, target), target=target)
         per_micro_batch = self.args.loss_normalization == "micro_batch_mean"
         whole_step = not per_micro_batch and num_items_in_batch is not None
         if whole_step:
@@ -223,13 +225,12 @@ class TargetSFTTrainer(SFTTrainer):
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss / steps
         mask = inputs.get("attention_mask")
         tokens_read = inputs["input_ids"].numel() if mask is None else mask.sum()
-        mode = "train" if self.model.training else "eval"
         self.metric_sums[mode].add(outputs.sums, tokens_read, loss, outputs.aux_loss)
         if return_outputs:
             return loss, self._outputs_with_logits(model, inputs)
         return loss
 
-    def _head_inputs(self, inputs: Batch) -> Batch:
+    def _head_inputs(self, inputs: Batch, target: Target) -> Batch:
         """The batch with what the head reads beside it: the live teacher, the old policy, the tokenizer's size."""
         extra: Batch = {"use_cache": False, "vocab_size": len(self._tokenizer)}
         if self.aux_loss_enabled:
@@ -239,8 +240,8 @@ class TargetSFTTrainer(SFTTrainer):
             with self.accelerator.autocast():  # as the student runs: a base must not differ by its precision alone
                 batch: Batch = {name: inputs.get(name) for name in names}
                 extra["teacher"] = self.live_teacher(**batch)
-        if self.old_policy is not None and OLD_LOGP not in inputs:
-            inputs = self.old_policy.with_scores(inputs)  # in evaluation the policy is its own old policy
+        if self.old_policy is not None and OLD_LOGP in target.needs and OLD_LOGP not in inputs:
+            inputs = self.old_policy.with_scores(inputs)  # a batch that was not drawn by get_batch_samples
         return {**inputs, **extra}
 
     @torch.no_grad()

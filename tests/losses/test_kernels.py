@@ -9,9 +9,9 @@ import torch
 from cases import IDS, ROWS, make_batch
 
 from qsft import LossTarget, Target, TopK, fused_target_loss, make_target
-from qsft.losses import slots
+from qsft.losses import kernel_path
 from qsft.losses.fused import Spec
-from qsft.losses.matmuls import Projection
+from qsft.losses.projection import Projection
 from qsft.targets.view import Full
 
 pytest.importorskip("triton")
@@ -127,10 +127,11 @@ def test_the_largest_is_found_among_slots_and_outside_them(best, monkeypatch):
     tile = torch.randn(2, 65, generator=torch.Generator().manual_seed(0))
     tile[:, list(best)] = tile.max() + 1
     before = tile.clone()
-    spec = Spec(batch.labels, make_target("kd", tail="ghost"), teacher, batch.side, Projection(), 2, torch.float32,
-                torch.float32, (True, True, False), "triton")  # fmt: skip
-    row, outside = slots.KernelTile(spec, None, True)._statistics_and_outside(
-        tile, slots.SlotsOnly.of(tile, Projection(), None), slots_of
+    target = make_target("kd", tail="ghost")
+    spec = Spec(batch.labels, target, teacher, batch.side, Projection(), 2, *[torch.float32] * 3,
+                (True, True, False), "triton")  # fmt: skip
+    row, outside = kernel_path.KernelTile(spec, None, True)._statistics_and_outside(
+        tile, kernel_path.GatherOnly.of(tile, Projection(), None), slots_of
     )
     assert torch.equal(tile, before)
     assert row.best.tolist() == [min(best)] * 2
@@ -180,11 +181,11 @@ def test_only_ghosts_ask_for_what_is_outside_the_slots():
     for name, hparams in ROWS:
         target = make_target(name, **hparams)
         side = target.prepare(batch.side, batch.teacher, lambda: batch.side.ref_logp)
-        spec = Spec(batch.labels, target, batch.teacher, side, Projection(), 9, torch.float32, torch.float32,
+        spec = Spec(batch.labels, target, batch.teacher, side, Projection(), 9, *[torch.float32] * 3,
                     (True, True, True), "triton")  # fmt: skip
         ghost = hparams.get("tail") == "ghost" and hparams.get("eta") != 0.0
         expected = None if name in WHOLE_TILE else ghost
-        assert slots.outside_is_read(spec, torch.empty(9, 23)) is expected, (name, hparams)
+        assert kernel_path.outside_is_read(spec, torch.empty(9, 23)) is expected, (name, hparams)
 
 
 def test_the_kernel_is_chosen_by_device_and_word(monkeypatch):

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qsft import TARGETS, SideInputs, TopK, fused_target_loss, make_target
-from qsft.losses import matmuls
+from qsft.losses import projection
 from qsft.losses.label_tokens import LabelTokens
 
 H = 11
@@ -78,7 +78,7 @@ def test_on_a_device_that_has_them_all_products_are_written_in_float32(head_kern
         batch = Unread(n=5, v=23, k=5)
         for (name, hparams), dtype in [*((row, torch.bfloat16) for row in WORDS), (WORDS[0], torch.float16)]:
             hidden, weight = head_inputs(batch, dtype)
-            assert matmuls.has_wide_products(hidden.device, dtype, torch.float32)
+            assert projection.has_wide_products(hidden.device, dtype, torch.float32)
             target = make_target(name, **hparams)
             with Products() as mode:
                 fused_target_loss(
@@ -96,7 +96,7 @@ def test_a_device_without_such_products_is_found_out(monkeypatch):
     def missing(*_, **__):
         raise NotImplementedError("mm.dtype_out")
 
-    ask = matmuls.has_wide_products.__wrapped__
+    ask = projection.has_wide_products.__wrapped__
     assert ask(torch.device("meta"), torch.bfloat16, torch.float32)
     monkeypatch.setattr(torch.ops.aten.mm, "dtype_out", missing)
     assert not ask(torch.device("meta"), torch.bfloat16, torch.float32)

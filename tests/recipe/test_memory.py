@@ -135,12 +135,12 @@ def test_deepspeed_shares_follow_its_partitioning_and_more_gpus_never_cost_more(
 def test_the_head_tile_is_within_a_fifth_of_the_profilers_peak(
     vocab, width, tokens, k, tile, block, trainable, monkeypatch, profiled_peak
 ):
-    from qsft.losses import fused, matmuls
+    from qsft.losses import fused, projection
     from qsft.targets.registry import make_target
     from qsft.targets.view import TopK
 
-    monkeypatch.setattr(matmuls, "TILE_BYTES", tile)
-    monkeypatch.setattr(matmuls, "CPU_BLOCK_BYTES", block)
+    monkeypatch.setattr(projection, "TILE_BYTES", tile)
+    monkeypatch.setattr(projection, "CPU_BLOCK_BYTES", block)
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = torch.randn(vocab, width, requires_grad=trainable)
     labels = torch.randint(0, vocab, (tokens,))

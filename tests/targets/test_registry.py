@@ -53,9 +53,9 @@ def test_wrong_names_and_values_say_what_is_allowed(name, hparams, words):
 @pytest.mark.parametrize(
     ("name", "side", "words"),
     [
-        ("target_sft", None, ["reads a teacher", "qsft cache build"]),
-        ("kd", None, ["reads a teacher"]),
-        ("asft", None, ["reads a reference"]),
+        ("target_sft", None, ["needs a teacher", "qsft cache build"]),
+        ("kd", None, ["needs a teacher"]),
+        ("asft", None, ["needs a reference"]),
         ("cft", None, ["'critical'", "qsft curate critical"]),
         ("psft", None, ["'old_logp'", "TargetSFTTrainer"]),
         ("iw_sft", None, ["'ref_logp'", 'teacher="base"']),

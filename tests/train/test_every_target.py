@@ -207,9 +207,10 @@ def test_psft_scores_a_block_once_and_serves_it(trainer, data, logged):
     plain.train()
     # 24 rows: 3 steps of 2×4 an epoch. The block of step 2 ends with the epoch, the one of step 3 at a multiple of 2.
     assert scored == [0] * 4 + [2] * 2 + [3] * 2
-    # At a block's start the ratio is 1: psft is sft.
-    assert logged(made)[0] == pytest.approx(logged(plain)[0], rel=1e-5)
-    assert logged(made)[1] != pytest.approx(logged(plain)[1], rel=1e-4)
+    # At a block's start the ratio is 1: psft has the gradient of sft, and reports −min(r, 1+ε).
+    assert logged(made)[0] == pytest.approx(-1.0)
+    assert logged(made, "label_loss")[0] == pytest.approx(logged(plain)[0], rel=1e-5)
+    assert logged(made, "label_loss")[1] != pytest.approx(logged(plain)[1], rel=1e-4)
 
 
 def test_psft_evaluates(trainer, data):

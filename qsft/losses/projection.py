@@ -1,6 +1,7 @@
-"""The head's matrix products: bf16 or fp16 in, float32 out where the device can, and the size of a tile of logits."""
+"""The head's matrix products and the size of the tile of logits that exists at a time."""
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,19 +9,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 TILE_BYTES = 512 * 2**20  # the tile of logits, some 880 tokens of a 150k vocabulary
-# What becomes p at a time; dense targets take a few more of these. Small enough for a CPU's cache; large enough that a
-# GPU is not kept waiting for the hundred small operations of a block.
-CPU_BLOCK_BYTES, GPU_BLOCK_BYTES = 32 * 2**20, 256 * 2**20
+# The block that becomes p at a time; dense targets need a few more of these. Small enough for a CPU's cache, large
+# enough that a GPU is not limited by launching the hundred small operations of a block.
+CPU_BLOCK_BYTES = 32 * 2**20
+GPU_BLOCK_BYTES = 256 * 2**20
 
 
-def tokens_per_chunk(tokens: int, vocab_size: int, dtype: torch.dtype, hidden_size: int = 0) -> int:
-    """How many tokens to project at a time: as many as fit TILE_BYTES, or `hidden_size` if that is more; evenly.
+def tokens_per_chunk(
+    tokens: int, vocab_size: int, dtype: torch.dtype, hidden_size: int = 0, tile_bytes: int | None = None
+) -> int:
+    """How many tokens to project at a time: as many as fit `tile_bytes`, or `hidden_size` if that is more; evenly.
 
-    Give `hidden_size` when the weight's gradient [V, H] is wanted: each chunk reads and writes all of it, so that with
-    tiles much smaller than it most of the time would go there.
+    Args:
+        dtype: of the tile.
+        hidden_size: H when the weight's gradient [V, H] is needed, else 0: each chunk reads and writes all of it, so
+            that with tiles much smaller than it most of the time would go there.
+        tile_bytes: by default TILE_BYTES.
     """
-    chunks = -(-tokens // max(_rows_within(TILE_BYTES, vocab_size, dtype), hidden_size))
-    return max(1, -(-tokens // max(1, chunks)))
+    chunks = math.ceil(tokens / max(_rows_within(tile_bytes or TILE_BYTES, vocab_size, dtype), hidden_size))
+    return max(1, math.ceil(tokens / max(1, chunks)))
 
 
 def rows_per_block(vocab_size: int, dtype: torch.dtype, device: str) -> int:
@@ -66,7 +73,7 @@ def compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
 
 
 def write_product(a: Float[Tensor, "n m"], b: Float[Tensor, "m k"], out: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """a·b in `out`, which may be wider: not rounded on the way where the device can."""
+    """a·b in `out`, which may be wider: not rounded in between where the device supports it."""
     if a.dtype == out.dtype:
         return torch.mm(a, b, out=out)
     if has_wide_products(a.device, a.dtype, out.dtype):
@@ -80,9 +87,14 @@ def add_product(total: Float[Tensor, "n k"], a: Tensor, b: Tensor, *, first: boo
     beta = 0.0 if first else 1.0
     if has_wide_products(a.device, a.dtype, total.dtype):
         torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, beta=beta, out=total)
+    elif a.dtype == total.dtype:
+        torch.addmm(total, a, b, beta=beta, out=total)
     elif a.dtype == torch.bfloat16:
         product = torch.mm(a, b)
-        total.copy_(product) if first else total.add_(product)
+        if first:
+            total.copy_(product)
+        else:
+            total.add_(product)
     else:  # float16 would overflow at a sum of 65,504, before any loss scale could help: it is widened
         total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta)
 

@@ -1,8 +1,8 @@
-"""Between two kernels: targets that read the logits only at the label and at the teacher's slots.
+"""The path with Triton kernels, for targets that read logits only at chosen tokens, such as label and teacher slots.
 
 The kernels know no method: one reduces each row of a tile to its statistics, the other writes factor·p over it. Between
-them the target runs as the Python it is, on [n, K+1] numbers. Whoever reads more of the tile, user-written targets
-included, is recognised before the first tile and takes the torch path.
+them the target runs as plain Python, on [n, K+1] numbers. A target that reads more of the tile, or has a distribution
+without a support, is recognized before the first tile and takes the torch path (fused.TorchTile).
 """
 
 import os
@@ -13,11 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.losses.matmuls import Projection, rows_per_block
+from qsft.losses.projection import Projection, rows_per_block
 from qsft.losses.sums import token_sums
-from qsft.targets.dist import Ghost, OneHot, Sparse, Student
-from qsft.targets.target import Mixture
-from qsft.targets.view import EMPTY, HOLE, TopK
+from qsft.targets.view import EMPTY, MASKED_LOGIT, TopK
 from qsft.validation import check_choice
 
 if TYPE_CHECKING:
@@ -29,17 +27,17 @@ _READABLE = {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "devic
 
 
 class WholeTileRead(Exception):
-    """A target asked for more of the logits than chosen tokens."""
+    """A target read more of the logits than chosen tokens."""
 
 
-class SlotsOnly(Tensor):
-    """A tile of products h·Wᵀ that gives logits at chosen tokens (`gather`) and nothing else."""
+class GatherOnly(Tensor):
+    """A tile of products h·Wᵀ that returns logits at chosen tokens (`gather`) and nothing else."""
 
     projection: Projection
     bias: Tensor | None
 
     @classmethod
-    def of(cls, products: Float[Tensor, "n V"], projection: Projection, bias: Tensor | None) -> "SlotsOnly":
+    def of(cls, products: Float[Tensor, "n V"], projection: Projection, bias: Tensor | None) -> "GatherOnly":
         tile = products.as_subclass(cls)
         tile.projection, tile.bias = projection, bias
         return tile
@@ -57,16 +55,24 @@ class SlotsOnly(Tensor):
 
 
 def takes_kernels(head_kernel: str, device: str) -> bool:
-    """Whether the kernels run on this type of device; ValueError where they are asked for and cannot."""
+    """Whether the kernels are used on this type of device.
+
+    Raises:
+        ValueError: they are requested and cannot run.
+    """
     check_choice("head_kernel", head_kernel, HEAD_KERNELS)
-    there = find_spec("triton") is not None and (device == "cuda" or "TRITON_INTERPRET" in os.environ)
-    if head_kernel == "triton" and not there:
-        raise ValueError('head_kernel="triton" needs triton and a CUDA or ROCm device; "auto" takes it where they are.')
-    return there and (head_kernel == "triton" or (head_kernel == "auto" and device == "cuda"))
+    available = find_spec("triton") is not None and (device == "cuda" or "TRITON_INTERPRET" in os.environ)
+    if head_kernel == "triton" and not available:
+        raise ValueError(
+            'head_kernel="triton" needs triton and a CUDA or ROCm device; "auto" uses it where they are available.'
+        )
+    if head_kernel == "auto":
+        return available and device == "cuda"
+    return available and head_kernel == "triton"
 
 
 def kernel_tile(spec: "Spec", bias: Tensor | None, tile: Float[Tensor, "n V"]) -> "KernelTile | None":
-    """The kernels, if they are wanted and there, and if the target reads no more than they leave."""
+    """The kernel path, if it is requested and available and the target can take it; else None."""
     if not takes_kernels(spec.head_kernel, tile.device.type) or tile.dtype != torch.float32 or not len(tile):
         return None
     outside = outside_is_read(spec, tile)
@@ -76,17 +82,18 @@ def kernel_tile(spec: "Spec", bias: Tensor | None, tile: Float[Tensor, "n V"]) -
 def outside_is_read(spec: "Spec", tile: Float[Tensor, "n V"]) -> bool | None:
     """Whether the target reads the log-sum-exp outside the slots; None if it reads the whole tile.
 
-    Found by running it on the first token over a tile of zeros that takes no memory; no value is looked at.
+    Found by running it on the first token over a tile of zeros that takes no memory; no value is read.
     """
     lse = tile.new_zeros(1)
-    logits = SlotsOnly.of(tile.new_zeros(1, 1).expand(1, tile.shape[-1]), Projection(), None)
+    logits = GatherOnly.of(tile.new_zeros(1, 1).expand(1, tile.shape[-1]), Projection(), None)
     for outside in (None, lse):
         try:
             q = spec.target(spec.view(slice(1), logits, lse, outside))
         except WholeTileRead:
             continue
-        known = all(isinstance(dist, OneHot | Student | Sparse | Ghost) for _, dist in q.terms)
-        return outside is not None if known else None
+        if q.support() is None:
+            return None
+        return outside is not None
     return None
 
 
@@ -94,7 +101,9 @@ class KernelTile:
     """What happens to a tile of products h·Wᵀ between the matmuls, in two kernels; equal to TorchTile."""
 
     def __init__(self, spec: "Spec", bias: Tensor | None, outside: bool) -> None:
-        self.spec, self.bias, self.outside = spec, bias, outside
+        self.spec = spec
+        self.bias = bias
+        self.outside = outside
         width = 1 + (spec.teacher.ids.shape[-1] if isinstance(spec.teacher, TopK) else 0)
         self.rows = rows_per_block(width * width, spec.stats, "cuda")  # tokens are compared with tokens
 
@@ -102,7 +111,7 @@ class KernelTile:
         """The loss and the sums of these rows; ∂loss/∂(h·Wᵀ) takes the place of their products: see `gradient`."""
         from qsft.losses import kernels
 
-        spec, logits = self.spec, SlotsOnly.of(z, self.spec.projection, self.bias)
+        spec, logits = self.spec, GatherOnly.of(z, self.spec.projection, self.bias)
         if self.outside and isinstance(spec.teacher, TopK):
             row, outside = self._statistics_and_outside(z, logits, spec.teacher[rows].slots)
         else:
@@ -111,7 +120,7 @@ class KernelTile:
         q = spec.target(view)
         loss_and_sums = token_sums(view, q, row.lse - row.mean, row.best)
         if any(spec.grad_of):
-            columns = _columns(q)
+            columns: Any = q.support()  # not None: checked before the first tile
             at = logits.gather(-1, columns)
             values = q.gradient_at(columns, (at - row.lse[:, None]).exp(), q.scale) * spec.projection.slope(at)
             factor = q.scale * q.student_factor()
@@ -124,13 +133,13 @@ class KernelTile:
         return z.view(self.spec.compute)[:, : z.shape[-1]]
 
     def _statistics_and_outside(
-        self, z: Float[Tensor, "n V"], logits: SlotsOnly, slots: Int[Tensor, "n K"]
+        self, z: Float[Tensor, "n V"], logits: GatherOnly, slots: Int[Tensor, "n K"]
     ) -> tuple["RowStatistics", Float[Tensor, " n"]]:
         """The statistics of the rows and their log-sum-exp outside the slots, which are emptied for the one pass."""
         from qsft.losses import kernels
 
         products, at = z.gather(-1, slots), logits.gather(-1, slots)
-        rest = kernels.row_statistics(z.scatter_(-1, slots, HOLE), self.bias, self.spec.projection)
+        rest = kernels.row_statistics(z.scatter_(-1, slots, MASKED_LOGIT), self.bias, self.spec.projection)
         z.scatter_(-1, slots, products)
         repeated = (slots[:, :, None] == slots[:, None, :]).tril(-1).any(dim=-1)
         once = at.masked_fill(repeated, EMPTY)
@@ -141,17 +150,3 @@ class KernelTile:
         best = slots.masked_fill(once != top[:, None], z.shape[-1]).amin(dim=-1)
         best = torch.minimum(best, rest.best.masked_fill(rest.top != top, z.shape[-1]))
         return kernels.RowStatistics(top, lse, mean, best), rest.lse
-
-
-def _columns(q: Mixture) -> Int[Tensor, "n C"]:
-    """The tokens at which Q is not the student's p times a factor."""
-    found: list[Tensor] = []
-    for _, dist in q.terms:
-        match dist:
-            case OneHot():
-                found.append(dist.labels[:, None])
-            case Sparse() if not any(ids is dist.ids for ids in found):
-                found.append(dist.ids)
-            case Ghost() if not any(ids is dist.slots for ids in found):
-                found.append(dist.slots)
-    return torch.cat(found, dim=-1)

@@ -1,0 +1,221 @@
+"""The reported value of every named target is its published loss, computed here densely and independently."""
+
+import math
+
+import pytest
+import torch
+from cases import make_batch
+
+from qsft.losses.fused import fused_target_loss
+from qsft.losses.reference import target_loss
+from qsft.targets.registry import TARGETS, make_target
+from qsft.targets.residual import Guided, RewardShaped, SelfPrior
+from qsft.targets.target import Target
+from qsft.targets.trust import BetaTrust, Column, Prob
+from qsft.targets.view import SideInputs, TopK
+
+
+def published(name, batch, hparams):
+    """Σ over tokens of the published loss, from full logits in float64."""
+    keep = batch.labels != -100
+    z = batch.logits[keep].double()
+    y = batch.labels[keep]
+    logp = z.log_softmax(dim=-1)
+    ly = logp.gather(-1, y[:, None])[:, 0]
+    p = ly.exp()
+    nll = -ly
+    side = batch.side[keep]
+    teacher = batch.teacher[keep]
+    if name == "sft":
+        return nll.sum()
+    if name == "dft":
+        return (p * nll).sum()
+    if name == "beyond_log":
+        return ((1 - p ** hparams["alpha"]) / hparams["alpha"]).sum()
+    if name == "psft":
+        r = (ly - side.old_logp.double()).exp()
+        eps = hparams["eps"]
+        return -torch.minimum(r, r.clamp(1 - eps, 1 + eps)).sum()
+    # A truncated teacher: its probabilities on the slots, and for `ghost` the rest as one outcome. Where the teacher is
+    # missing the residual is the student itself, which adds nothing.
+    kl = torch.zeros_like(nll)
+    for n in range(len(y)):
+        slots = {}
+        for token, value in zip(teacher.ids[n].tolist(), teacher.logps[n].double().tolist(), strict=True):
+            if value > -math.inf:
+                slots[token] = slots.get(token, 0.0) + math.exp(value)
+        if not slots:
+            continue
+        rest = 0.0
+        if hparams["tail"] == "ghost":
+            rest = 1 - sum(slots.values()) if teacher.log_tail is None else math.exp(float(teacher.log_tail[n]))
+        total = sum(slots.values()) + rest
+        for token, mass in slots.items():
+            kl[n] += mass / total * (math.log(mass / total) - logp[n, token])
+        if rest > 0:
+            outside = [logp[n, token] for token in range(z.shape[-1]) if token not in slots]
+            kl[n] += rest / total * (math.log(rest / total) - torch.stack(outside).logsumexp(dim=0))
+    if name == "kd":
+        return kl.sum()
+    if name == "kd_hybrid":
+        return ((1 - hparams["c"]) * nll + hparams["c"] * kl).sum()
+    if name == "sft_kl":
+        return (nll + hparams["lam"] * kl).sum()
+    if name == "asft":
+        return (p * nll + hparams["lam"] * kl).sum()
+    raise AssertionError(name)
+
+
+CASES = [
+    ("sft", {}),
+    ("dft", {}),
+    ("beyond_log", {"alpha": 0.5}),
+    ("beyond_log", {"alpha": 2.0}),
+    ("psft", {"eps": 0.28}),
+    *[("kd", {"tail": tail}) for tail in ("drop", "ghost")],
+    *[("kd_hybrid", {"c": 0.8, "tail": tail}) for tail in ("drop", "ghost")],
+    *[("sft_kl", {"lam": 0.3, "tail": tail}) for tail in ("drop", "ghost")],
+    *[("asft", {"lam": 0.3, "tail": tail}) for tail in ("drop", "ghost")],
+]
+
+
+@pytest.mark.parametrize(("name", "hparams"), CASES, ids=lambda value: str(value))
+def test_the_value_is_the_published_loss(name, hparams):
+    batch = make_batch()
+    expected = published(name, batch, hparams)
+    value = target_loss(
+        batch.logits.double(), batch.labels, make_target(name, **hparams), batch.teacher, side=batch.side
+    )
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "hparams"), CASES, ids=lambda value: str(value))
+def test_the_fused_head_reports_the_value_of_the_reference(name, hparams, dtype):
+    batch = make_batch()
+    torch.manual_seed(0)
+    hidden = torch.randn(len(batch.labels), 8).to(dtype)
+    weight = torch.randn(batch.logits.shape[-1], 8).to(dtype)
+    target = make_target(name, **hparams)
+    fused = fused_target_loss(hidden, weight, batch.labels, target, batch.teacher, side=batch.side)
+    # The head's own logits: bf16 products are rounded as F.linear rounds them.
+    logits = (hidden @ weight.t()).double()
+    reference = target_loss(logits, batch.labels, target, batch.teacher, side=batch.side)
+    torch.testing.assert_close(fused.loss.double(), reference, rtol=1e-4 if dtype != torch.float64 else 1e-9, atol=1e-4)
+    sums = fused.metrics
+    assert sums["loss"] == pytest.approx(float(fused.loss), rel=1e-6)
+
+
+def test_cross_entropies_stay_in_the_log():
+    """label_loss and residual_loss are cross-entropies whatever the value is."""
+    batch = make_batch()
+    hidden = torch.eye(len(batch.labels), dtype=torch.float64)
+    weight = batch.logits.double().t().contiguous()
+    out = fused_target_loss(hidden, weight, batch.labels, make_target("kd"), batch.teacher, side=batch.side).metrics
+    assert out["residual_loss"] > out["loss"]  # by the teacher's entropy
+
+
+def test_beyond_log_tends_to_sft():
+    batch = make_batch()
+    sft = target_loss(batch.logits, batch.labels, make_target("sft"))
+    limit = target_loss(batch.logits, batch.labels, make_target("beyond_log", alpha=0.0))
+    small = target_loss(batch.logits, batch.labels, make_target("beyond_log", alpha=1e-7))
+    torch.testing.assert_close(limit, sft)
+    torch.testing.assert_close(small, sft, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_names_its_loss_and_its_value(name):
+    from qsft.targets.table import describe
+
+    text = describe(name)
+    assert TARGETS[name].loss in text
+    assert "value" in text
+
+
+def test_psft_is_evaluated_by_the_negative_log_likelihood():
+    assert make_target("psft").for_evaluation == make_target("sft")
+    assert make_target("dft").for_evaluation == make_target("dft")
+
+
+# ---- a trust from evidence, a residual by reward ----
+
+
+def gradient(logits, labels, target, teacher=None, side=None):
+    z = logits.detach().clone().requires_grad_()
+    target_loss(z, labels, target, teacher, side=side).backward()
+    return z.grad
+
+
+def test_beta_trust_with_p_and_its_complement_is_dft():
+    batch = make_batch()
+
+    def complement(view):
+        return Prob(1.0).rest(view)
+
+    evidence = Target(BetaTrust(alpha=Prob(1.0), beta=complement), SelfPrior())
+    torch.testing.assert_close(
+        gradient(batch.logits, batch.labels, evidence), gradient(batch.logits, batch.labels, make_target("dft"))
+    )
+
+
+def test_beta_trust_from_columns_of_the_data():
+    batch = make_batch()
+    n = len(batch.labels)
+    side = SideInputs(columns={"votes_for": torch.full((n,), 3.0), "votes_against": torch.full((n,), 1.0)})
+    target = Target(BetaTrust(alpha=Column("votes_for"), beta=Column("votes_against")), SelfPrior())
+    assert target.needs == {"column:votes_for", "column:votes_against"}
+    expected = 0.75 * gradient(batch.logits, batch.labels, make_target("sft"))
+    torch.testing.assert_close(gradient(batch.logits, batch.labels, target, side=side), expected)
+    with pytest.raises(ValueError, match="reads the column 'votes_for'"):
+        gradient(batch.logits, batch.labels, target)
+
+
+def log_teacher(eta):
+    def reward(view):
+        return view.teacher.ids, eta * view.teacher.logps
+
+    return reward
+
+
+def test_a_reward_that_is_the_teachers_log_prob_is_the_reward_form():
+    batch = make_batch()
+    full = TopK(batch.teacher.ids, batch.teacher.logps.clamp(min=-30.0))  # no empty slots
+    shaped = Target(Prob(1.0), RewardShaped(log_teacher(0.7), outside="drop"))
+    guided = Target(Prob(1.0), Guided(0.7, form="reward"))
+    torch.testing.assert_close(
+        gradient(batch.logits, batch.labels, shaped, full), gradient(batch.logits, batch.labels, guided, full)
+    )
+
+
+@pytest.mark.parametrize("tau", [0.5, 2.0])
+def test_a_reward_keeps_the_tokens_outside_its_set(tau):
+    """π̃ ∝ π_θ·exp(r/τ) with r = 0 outside the set, against the same written out over the vocabulary."""
+    torch.manual_seed(0)
+    z = torch.randn(5, 11, dtype=torch.float64)
+    y = torch.tensor([1, 4, 0, 10, 3])
+    ids = torch.stack([torch.randperm(11)[:3] for _ in range(5)])
+    rewards = torch.randn(5, 3, dtype=torch.float64)
+
+    def written_out(view):
+        r = torch.zeros_like(view.logits).scatter(-1, ids, rewards)
+        return (view.logits + r / tau).softmax(dim=-1)
+
+    shaped = Target(Prob(1.0), RewardShaped(lambda view: (ids, rewards), tau))
+    dense = Target(Prob(1.0), written_out)
+    torch.testing.assert_close(gradient(z, y, shaped), gradient(z, y, dense))
+    hidden = torch.eye(5, dtype=torch.float64).requires_grad_()
+    fused_target_loss(hidden, z.t().contiguous(), y, shaped).loss.backward()
+    torch.testing.assert_close(hidden.grad, gradient(z, y, dense) @ z.t())
+
+
+def test_gems_weight_of_the_regularizer():
+    torch.manual_seed(0)
+    z = torch.randn(6, 9, dtype=torch.float64)
+    y = torch.randint(9, (6,))
+    p = z.softmax(dim=-1)
+    q = (z / 0.7).softmax(dim=-1)
+    delta = torch.nn.functional.one_hot(y, 9).double()
+    for lam in (0.0, 0.4, 1.0):
+        expected = (1 - lam) * p - delta + lam * q
+        torch.testing.assert_close(gradient(z, y, make_target("gem", lam=lam)), expected)

@@ -1,6 +1,7 @@
 """Fixtures that every room shares: the tiny tokenizer and models of tiny.py, the profiler's peak; no downloads."""
 
 import gc
+import importlib.util
 import json
 import os
 import sys
@@ -16,10 +17,13 @@ from jaxtyping import install_import_hook
 
 # Shapes are types: checked at run time here, free for the user. Must stand before the first import of qsft.
 # (losses.head is left out: accelerate rebuilds a ModelOutput from a dict in its first field.)
-install_import_hook(
-    ["qsft.targets", *(f"qsft.losses.{name}" for name in ("fused", "matmuls", "positions", "reference", "sums"))],
-    "typecheck.check",
-)
+SHAPE_CHECKED = [
+    "qsft.targets",
+    *(f"qsft.losses.{name}" for name in ("fused", "kernel_path", "label_tokens", "projection", "reference", "sums")),
+]
+for name in SHAPE_CHECKED:
+    assert importlib.util.find_spec(name) is not None, f"there is no module {name} to check"
+install_import_hook(SHAPE_CHECKED, "typecheck.check")
 
 
 frozen_modules = 0

@@ -3,7 +3,6 @@
 Averages are recomputed from the cells, since the printed ones are not always their mean; the notes say where.
 """
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,8 +71,7 @@ def _default_hparams(target: str) -> dict[str, Any]:
     """The default of each hyper-parameter of a target; none for the untrained student."""
     if target not in TARGETS:
         return {}
-    parameters = inspect.signature(TARGETS[target]).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
+    return TARGETS[target].hyper_parameters
 
 
 @cache

@@ -5,7 +5,6 @@ targets that read the reference share the reference's. `sweep.json` records the 
 sweep continues.
 """
 
-import inspect
 import itertools
 import json
 import shlex
@@ -86,7 +85,7 @@ def _points(target: str, axes: Mapping[str, Sequence[Any]]) -> Iterator[Run]:
         yield Run(BASE, {})
         return
     make_target(target)
-    names = [name for name in axes if name in inspect.signature(TARGETS[target]).parameters]
+    names = [name for name in axes if name in TARGETS[target].hyper_parameters]
     for values in itertools.product(*(axes[name] for name in names)):
         hparams = dict(zip(names, values))
         if hparams:
@@ -95,9 +94,7 @@ def _points(target: str, axes: Mapping[str, Sequence[Any]]) -> Iterator[Run]:
 
 
 def _raise_unknown_axis(name: str, targets: Sequence[str]) -> None:
-    parameters = {
-        parameter for target in targets if target != BASE for parameter in inspect.signature(TARGETS[target]).parameters
-    }
+    parameters = {parameter for target in targets if target != BASE for parameter in TARGETS[target].hyper_parameters}
     raise ValueError(
         f"none of the targets {', '.join(targets)} has a hyper-parameter {name!r}."
         f"{did_you_mean(name, {*parameters, 'target'})} "

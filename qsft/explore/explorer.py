@@ -110,8 +110,8 @@ def _shown(target: Showable) -> dict[str, Any]:
     """One target as the page reads it: words, axes, and the table as base64 float32."""
     build: Build
     if isinstance(target, str):
-        row, build = entry(target), TARGETS[target]
-        name, words = target, f"{row['title']} ({row['reference']})"
+        row, build = entry(target), TARGETS[target].build
+        name, words = target, f"{row['title']}: {row['summary']} ({row['reference']})"
     elif isinstance(target, Target):
         own = target.record()["loss"] if isinstance(target, LossTarget) else formula(target)
         name, words, build = f"yours: {own}", repr(target), lambda: target
@@ -207,9 +207,7 @@ def evaluate(target: Target, situation: Sequence[Axis]) -> tuple[Float[Tensor, "
     q = target(view)
     dense = q.dense(p)
     gradient = q.scale[:, None] * (p - dense)
-    # CE(Q, p), or the value of the user's own loss: what `target_loss` sums.
-    parts = [torch.where(mass == 0, 0.0, mass * dist.cross_entropy(view)) for mass, dist in q.terms]
-    loss = q.scale * (torch.stack(parts).sum(dim=0) if q.value is None else q.value)
+    loss = q.scale * q.cross_entropy(view) if q.value is None else q.value  # what `target_loss` sums
     closed = closed_form(target, t)
     end = descend(target, p, t, side) if closed is None else closed
     return torch.cat([loss[:, None], q.gamma[:, None], dense, gradient, end], dim=-1), closed is not None

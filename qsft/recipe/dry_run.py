@@ -16,7 +16,7 @@ from qsft.data.load import TrainingData
 from qsft.data.sources import find_source
 from qsft.files import shown
 from qsft.inference.loading import default_device
-from qsft.losses.slots import takes_kernels
+from qsft.losses.kernel_path import takes_kernels
 from qsft.processes import is_main
 from qsft.recipe.curation import curated_settings, read_curation
 from qsft.recipe.job import Job

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from trl import ModelConfig, get_peft_config
 
-from qsft.losses.matmuls import rows_per_block, tokens_per_chunk
+from qsft.losses.projection import rows_per_block, tokens_per_chunk
 
 FLOAT = 4  # bytes of a float32
 STEP_COUNTER = FLOAT  # AdamW keeps one float32 per parameter tensor
@@ -268,17 +268,21 @@ def head_bytes(
     """Return the peak bytes of the fused head over `tokens` label positions with a cached top-k teacher.
 
     A float32 tile and the block it is processed in, the float32 gradients of hidden states and weight, and the
-    teacher's log-probs. With bf16 matmuls a cast tile is added, and on a CPU, whose products are bf16, one product
-    more. The Triton kernels need neither block nor cast tile. When the backward casts the gradients, the tile is freed.
+    teacher's log-probs. With bf16 matmuls a cast tile is added; on a CPU the tile itself is bf16 instead, with one more
+    block and, where the weight's gradient is summed over chunks, a bf16 product of its shape. The Triton kernels need
+    neither block nor cast tile. When the backward casts the gradients, the tile is freed.
     """
-    chunk = tokens_per_chunk(tokens, vocabulary, torch.float32, hidden if trained else 0)
+    narrow = device == "cpu" and compute == torch.bfloat16 and not kernels
+    tile_dtype = compute if narrow else torch.float32
+    chunk = tokens_per_chunk(tokens, vocabulary, tile_dtype, hidden if trained else 0)
     block = 0 if kernels else min(chunk, rows_per_block(vocabulary, torch.float32, device))
     weight = vocabulary * hidden if trained else 0
-    float32_numbers = (chunk + block) * vocabulary + tokens * hidden + weight
-    cast_numbers = 0
-    if not kernels and compute != torch.float32:
-        cast_numbers = chunk * vocabulary
-        if device == "cpu":
-            cast_numbers += weight
     teacher = tokens * top_k * (8 + FLOAT)  # ids and log-probs
+    if narrow:
+        one_chunk = tokens <= chunk
+        weight_bytes = weight * (compute.itemsize if one_chunk else FLOAT + compute.itemsize)
+        narrow_numbers = chunk * vocabulary + tokens * hidden
+        return narrow_numbers * compute.itemsize + weight_bytes + 2 * block * vocabulary * FLOAT + teacher
+    float32_numbers = (chunk + block) * vocabulary + tokens * hidden + weight
+    cast_numbers = 0 if kernels or compute == torch.float32 else chunk * vocabulary
     return float32_numbers * FLOAT + cast_numbers * compute.itemsize + teacher

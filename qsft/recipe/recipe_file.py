@@ -5,7 +5,6 @@ Every value is checked against the field it is meant for before anything is load
 `--eta 0.2` for a hyper-parameter of the target.
 """
 
-import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -255,7 +254,7 @@ def read_overrides(
     """
     given, rest = parse_words(words)
     target = str(given.get("target", target))
-    hparams = inspect.signature(TARGETS[target]).parameters if target in TARGETS else {}
+    hparams = TARGETS[target].hyper_parameters if target in TARGETS else {}
     entries: dict[str, dict[str, Any]] = {}
     while rest:
         option, equals, value = rest.pop(0).partition("=")

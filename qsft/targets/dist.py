@@ -131,7 +131,8 @@ class Sparse(Dist):
         return torch.where(same, self.probs[:, None, :], 0.0).sum(dim=-1)
 
     def entropy(self) -> Float[Tensor, " N"]:
-        return torch.special.entr(self.probs).sum(dim=-1)
+        total: Tensor = torch.special.entr(self.probs).sum(dim=-1)
+        return total
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ class Dense(Dist):
         grad.addcmul_(self.probs, mass[:, None], value=-1.0)
 
     def entropy(self) -> Float[Tensor, " N"]:
-        return torch.special.entr(self.probs.clamp(min=0.0)).sum(dim=-1)
+        total: Tensor = torch.special.entr(self.probs.clamp(min=0.0)).sum(dim=-1)
+        return total
 
 
 @dataclass(frozen=True)

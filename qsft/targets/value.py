@@ -32,7 +32,7 @@ class KLToResidual:
         residual = [(mass, dist) for mass, dist in mixture.terms if not dist.is_label]
         total = torch.stack([mass for mass, _ in residual]).sum(dim=0)
         # (1−γ)·H(π̃) for parts with masses m and disjoint supports: Σ −m·log(m/Σm) + Σ m·H(part)
-        entropy = -torch.special.entr(total)
+        entropy: Tensor = -torch.special.entr(total)
         for mass, dist in residual:
             entropy = entropy + torch.special.entr(mass.clamp(min=0.0)) + mass * dist.entropy()
         return mixture.scale * (mixture.cross_entropy(view) - entropy)

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from qsft import TopK, fused_target_loss, make_target
-from qsft.losses import matmuls
+from qsft.losses import projection
 from qsft.recipe.memory import (
     STRATEGIES,
     Memory,
@@ -187,8 +187,8 @@ def test_activations_are_within_a_fifth_of_the_profilers_peak(config, checkpoint
 def test_the_peak_is_what_the_torch_path_holds(profiled_peak, monkeypatch):
     """In bf16 on a CPU, whose matmuls write bf16 first: one product of the weight's shape or the tile's more."""
     tokens, hidden, vocabulary = 128, 64, 8000
-    monkeypatch.setattr(matmuls, "TILE_BYTES", 64 * vocabulary * 4)
-    monkeypatch.setattr(matmuls, "CPU_BLOCK_BYTES", 8 * vocabulary * 4)
+    monkeypatch.setattr(projection, "TILE_BYTES", 64 * vocabulary * 4)
+    monkeypatch.setattr(projection, "CPU_BLOCK_BYTES", 8 * vocabulary * 4)
     h, w = (torch.randn(n, hidden).bfloat16().requires_grad_() for n in (tokens, vocabulary))
     labels = torch.randint(vocabulary, (tokens,))
     teacher = TopK(torch.randint(vocabulary, (tokens, 4)), torch.randn(tokens, 4).log_softmax(-1))

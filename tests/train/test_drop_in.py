@@ -263,7 +263,7 @@ def test_a_path_is_a_model_when_it_holds_one_and_a_cache_when_it_holds_one(train
     assert made.cache.manifest.identity.teacher["name"] == student
     again = trainer(data.completion(), target="target_sft", teacher=made.cache.path)
     assert again.cache.path == made.cache.path
-    with pytest.raises(ValueError, match="is not a teacher cache"):
+    with pytest.raises(ValueError, match="there is no teacher cache nowhere"):
         trainer(data.completion(), target="target_sft", teacher=Path("nowhere"))
 
 

@@ -22,7 +22,7 @@ from qsft.train.validate import check_adapter, check_parallelism
         ({"target": "iw_sft", "teacher": "base", "teacher_missing": "student"}, "leaves iw_sft without weights"),
         ({"loss_normalization": "mean"}, "Choose one of tokens, micro_batch_mean"),
         ({"psft_block_steps": 0}, "must be at least 1"),
-        ({"target": "target_sft", "teacher_cache": "nowhere"}, "is not a teacher cache"),
+        ({"target": "target_sft", "teacher_cache": "nowhere"}, "there is no teacher cache nowhere"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -61,8 +61,8 @@ def test_sweep(secret_words, tmp_path, monkeypatch, capfd):
 
 
 def test_curate(secret_words, tmp_path, capfd):
-    words = ["--verifier", "checks:always", "--num_samples", "1", "--max_new_tokens", "4", "--limit", "4"]
-    (tmp_path / "checks.py").write_text("def always(response, row):\n    return True\n")
-    code = main(["curate", "self_distill", RECIPE, "--out", "curated", *words[2:], *secret_words])
-    assert code in (0, 2)  # a tiny model may keep nothing
+    (tmp_path / "accept_all.py").write_text("def is_right(response, row):\n    return True\n")
+    options = ["--verifier", "accept_all:is_right", "--num_samples", "4", "--max_new_tokens", "64", "--limit", "4"]
+    assert main(["curate", "self_distill", RECIPE, "--output_dir", "curated", *options, *secret_words]) == 0
+    assert (tmp_path / "curated" / "state.json").is_file()
     assert_no_secret(tmp_path, capfd.readouterr())

@@ -14,8 +14,9 @@ examples:
   qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target_sft --paper numina_qwen_math_1p5b
   qsft compare runs/sft runs/target_sft --paper published.json
 
---paper shows published numbers, in percent, and the lenient score: those of a recipe of the paper, which come with
-qsft, or of a file, under the names of tasks; averages are recomputed:
+--paper shows published numbers, in percent, and the lenient score. They are those of a recipe of the paper, which come
+with qsft, or of a file, under the names of tasks. Averages are recomputed. A run that a recipe trained is followed by
+the row that is published for its hyper-parameters:
   {"rows": {"SFT": {"math500": 61.2, "aime24": 7.5}, "Target-SFT": {"math500": …}}}
 """
 
@@ -28,8 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from qsft.evals.compare import compare
-    from qsft.experiments.find_evaluations import find_evaluations
+    from qsft.experiments.find_evaluations import find_evaluations, find_methods
 
     runs = find_evaluations(args.runs)
-    comparison = compare(list(runs.values()), args.paper, names=list(runs))
+    comparison = compare(list(runs.values()), args.paper, names=list(runs), trained_with=find_methods(runs))
     print(f"{comparison}\n{shown(comparison.write(args.output_dir))}")

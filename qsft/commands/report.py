@@ -23,8 +23,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from qsft.experiments.report import summarize_runs, to_markdown, write_report
+    from qsft.experiments.report import report_runs
 
-    summary = summarize_runs(args.directories)
-    page = write_report(summary, args.output_dir)
-    print(f"{to_markdown(summary)}\n{shown(page)}")
+    report = report_runs(args.directories)
+    page = report.write(args.output_dir)
+    print(f"{report}\n{shown(page)}")

@@ -21,7 +21,7 @@ from qsft.evals.findings import (
     with_interval,
     write_findings,
 )
-from qsft.evals.published import read_published
+from qsft.evals.published import Method, read_published
 from qsft.evals.report import Report, summarize
 from qsft.evals.responses_page import responses_part
 from qsft.evals.results import Result, pooled_lengths
@@ -52,14 +52,21 @@ class Comparison:
 
     def _accuracy_table(self) -> Table:
         columns = self._columns()
+        published = self.summary["paper"]
+        own_rows = self.summary["paper_rows"]
         rows = []
         for name, cells in self.summary["accuracy"].items():
             rows.append([name, *(with_interval(cells[column]) for column in columns)])
             lenient = self.summary["lenient"].get(name)
             if lenient:
                 rows.append([f"{name}, lenient", *(with_interval(lenient[column]) for column in columns)])
-        for name, cells in self.summary["paper"].items():
-            rows.append([f"{name} (published)", *(percent(cells.get(column), 2) for column in columns)])
+            if name in own_rows:
+                rows.append(
+                    _published_row(f"{name}, published as {own_rows[name]}", published[own_rows[name]], columns)
+                )
+        for row, cells in published.items():
+            if row not in own_rows.values():
+                rows.append(_published_row(f"{row} (published)", cells, columns))
         return Table("Accuracy, % [95 % interval]", ["", *columns], rows)
 
     def _difference_table(self) -> Table:
@@ -127,8 +134,16 @@ class Comparison:
         )
 
 
+def _published_row(label: str, cells: Mapping[str, float], columns: Sequence[str]) -> list[str]:
+    return [label, *(percent(cells.get(column), 2) for column in columns)]
+
+
 def compare(
-    runs: Sequence[str | Path], paper: str | Path | None = None, *, names: Sequence[str] | None = None
+    runs: Sequence[str | Path],
+    paper: str | Path | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    trained_with: Mapping[str, Method] | None = None,
 ) -> Comparison:
     """Compare the evaluations in several directories over the tasks and problems that all of them have.
 
@@ -137,6 +152,8 @@ def compare(
         paper: published numbers to show, of a recipe of the paper or in a JSON file. The lenient score, by a grader
             like the paper's, is then shown too.
         names: how the runs are called; by default the shortest distinct ends of their paths.
+        trained_with: the method of a run, where it is known, by the run's name. The published row of the same method
+            and hyper-parameters stands below the run.
 
     Raises:
         ValueError: if there is nothing to compare: one run only, no common task, no common problem.
@@ -152,13 +169,20 @@ def compare(
     baseline, *others = reports
     difference = {name: {task: strict[name][task] - strict[baseline][task] for task in tasks} for name in others}
     most_problems = {task: max(len(one.results[task].per_problem()) for one in reports.values()) for task in tasks}
+    paper_cells = published.shares(tasks) if published else {}
+    paper_rows = {}
+    for name, method in (trained_with or {}).items():
+        row = published.row_of(method.target, method.hparams) if published else None
+        if row in paper_cells:
+            paper_rows[name] = row
     summary = {
         "baseline": baseline,
         "problems": {task: len(problems) for task, problems in shared.items()},
         "accuracy": {name: estimate_tasks(scores) for name, scores in strict.items()},
         "difference": {name: estimate_tasks(scores) for name, scores in difference.items()},
         "left_out": {task: most_problems[task] - len(shared[task]) for task in tasks},
-        "paper": published.shares(tasks) if published else {},
+        "paper": paper_cells,
+        "paper_rows": paper_rows,
         "lenient": {name: estimate_tasks(scores) for name, scores in lenient.items()} if published else {},
         "lengths": {name: pooled_lengths([one.results[task] for task in tasks]) for name, one in reports.items()},
         "paper_notes": list(published.notes) if published else [],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qsft.files import read_json
 from qsft.targets.registry import TARGETS
@@ -17,6 +17,13 @@ from qsft.validation import did_you_mean
 
 SHAPE = '{"rows": {"SFT": {"math500": 61.2, …}, …}}, accuracies in percent under the names of tasks'
 FREE_HPARAMS = ("tail",)  # how the teacher's tail is treated, which the paper does not say
+
+
+class Method(NamedTuple):
+    """How a model was trained: its target (`base` for the untrained student) and the hyper-parameters that were set."""
+
+    target: str
+    hparams: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Find the evaluations that `qsft compare` is given: by directory, by the run they belong to, or as `base`."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qsft.evals.compare import run_names
+from qsft.evals.published import Method
 from qsft.experiments.eval_request import EvalRequest
 from qsft.files import read_json
 from qsft.recipe.record import read_recipe_record
@@ -61,6 +62,18 @@ def find_base_evaluation(evaluations: Sequence[Path]) -> Path:
         command = shlex.join(["qsft", "eval", *request.argv()])
         raise FileNotFoundError(f"{BASE!r} was not evaluated yet. Run `{command}` once.")
     return request.output_dir
+
+
+def find_methods(evaluations: Mapping[str, Path]) -> dict[str, Method]:
+    """Return the target and hyper-parameters of the runs that a recipe trained, by name; `base` is not trained."""
+    methods: dict[str, Method] = {}
+    for name, directory in evaluations.items():
+        record = read_recipe_record(directory)
+        if name == BASE:
+            methods[name] = Method(BASE, {})
+        elif record is not None:
+            methods[name] = Method(record.target, record.target_kwargs)
+    return methods
 
 
 def _evaluation_in(path: Path) -> Path:

@@ -15,25 +15,22 @@ from typing import Any
 from qsft import page
 from qsft.evals import stats
 from qsft.evals.figures import lengths_and_accuracy_figure, plot, points_with_intervals
-from qsft.evals.findings import Table, paragraphs, percent, with_interval
-from qsft.evals.findings import to_markdown as tables_to_markdown
+from qsft.evals.findings import CaptionedFigure, Table, percent, to_markdown, with_interval, write_findings
 from qsft.evals.published import Published, paper, published_setting
 from qsft.evals.report import summarize
 from qsft.evals.results import Result, pooled_lengths
 from qsft.experiments.eval_request import EvalRequest
-from qsft.files import read_json, shown, write_json, write_text
+from qsft.files import read_json, shown, write_text
 from qsft.recipe.recipe_file import run_name
 from qsft.recipe.record import RecipeRecord, read_recipe_record
 from qsft.run_directory import BASE, EVALUATION, RECIPE_RECORD, evaluation_directory
 
-PAPER_METHODS = Published({}, paper()["methods"])
+UNPUBLISHED = Published({}, paper()["methods"])  # for recipes that the paper has no numbers of
 DEFAULT_DIRECTORIES = ("runs", "sweeps", "evals")  # where trainings, sweeps and evaluations of hub models go
 SUMMARY = "summary.json"  # the last file that an evaluation writes
 FIRST_METHODS = (BASE, "sft", "dft", "kd_hybrid", "target_sft")  # the paper's columns, in its order
 CAPTION = "Average accuracy, % [95 % interval], and in brackets what the paper prints for the same benchmarks"
 NO_CELL = "–"
-
-Summary = Mapping[str, Any]  # the content of report.json
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,116 @@ class EvaluatedModel:
         return run_name(self.target, self.target_kwargs)
 
 
-def summarize_runs(directories: Sequence[Path]) -> Summary:
-    """Return the content of report.json for every evaluated run below some directories.
+@dataclass(frozen=True)
+class RunsReport:
+    """All evaluated runs, grouped by setting.
+
+    Attributes:
+        summary: The content of report.json.
+    """
+
+    summary: Mapping[str, Any]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.summary["settings"]
+
+    @property
+    def methods(self) -> list[str]:
+        return self.summary["methods"]
+
+    def __str__(self) -> str:
+        return to_markdown(self.tables(), self.notes())
+
+    def tables(self) -> list[Table]:
+        tables = [self._accuracy_table()]
+        if self.summary["missing"]:
+            rows = [[one["setting"], one["method"], one["command"]] for one in self.summary["missing"]]
+            tables.append(Table("Missing, and the command that fills it", ["setting", "method", "command"], rows))
+        return tables
+
+    def _accuracy_table(self) -> Table:
+        """Strict and lenient averages of each setting, then the settings won."""
+        rows = []
+        for name, setting in self.settings.items():
+            cells = [setting["cells"].get(method) for method in self.methods]
+            strict = [with_interval(cell["acc"]) if cell else NO_CELL for cell in cells]
+            lenient = [percent(cell["lenient"]["mean"]) if cell else "" for cell in cells]
+            rows.append([name, *_with_published(setting, self.methods, strict)])
+            rows.append(["· lenient", *lenient])
+        rows.append(["wins", *(str(self.summary["wins"].get(method, 0)) for method in self.methods)])
+        rows.append(["wins, published", *(str(self._published_wins(method)) for method in self.methods)])
+        return Table(CAPTION, ["", *self.methods], rows)
+
+    def _published_wins(self, method: str) -> int:
+        """The settings in which the published row of a method has the highest published average."""
+        won = [one for one in self.settings.values() if one["best_published_row"] is not None]
+        return sum(one["published_rows"].get(method) == one["best_published_row"] for one in won)
+
+    def notes(self) -> list[str]:
+        tasks = [f"{name}: {', '.join(setting['tasks'])}." for name, setting in self.settings.items()]
+        compared = sum(one["best_published_row"] is not None for one in self.settings.values())
+        published = [
+            f"As published, {row} has the highest average in {wins} of {compared} settings."
+            for row, wins in self.summary["published_wins"].items()
+        ]
+        first = "Wins: settings in which a method has the highest average."
+        return [first, *published, *tasks, *self.summary["notes"]]
+
+    def figures(self) -> list[CaptionedFigure]:
+        accuracy = "Average accuracy by setting, with 95 % intervals; crosses are published"
+        figures = [CaptionedFigure(self._accuracy_figure(), accuracy)]
+        for name, setting in self.settings.items():
+            cells = {method: setting["cells"][method] for method in self.methods if method in setting["cells"]}
+            lengths = {method: cell["lengths"] for method, cell in cells.items()}
+            figure = lengths_and_accuracy_figure(lengths, {method: cell["acc"] for method, cell in cells.items()})
+            caption = (
+                f"Response lengths in {name}: bars are the mean, error bars 25–75 % of responses, the line is accuracy"
+            )
+            figures.append(CaptionedFigure(figure, caption))
+        return figures
+
+    def _accuracy_figure(self) -> Any:
+        """The averages by setting, one color per method, published values as crosses of that color."""
+        traces = []
+        for method, color in zip(self.methods, page.COLORS * len(self.methods)):
+            evaluated = [name for name, one in self.settings.items() if method in one["cells"]]
+            points = points_with_intervals([self.settings[name]["cells"][method]["acc"] for name in evaluated])
+            marker = {**points["marker"], "color": color}
+            traces.append({"x": evaluated, "name": method, "mode": "markers", **points, "marker": marker})
+            published = [name for name, one in self.settings.items() if method in one["published"]]
+            values = [100 * self.settings[name]["published"][method] for name in published]
+            cross = {"symbol": "x-thin", "size": 9, "color": color, "line": {"width": 2, "color": color}}
+            label = f"{method}, published"
+            traces.append({"x": published, "y": values, "name": label, "mode": "markers", "marker": cross})
+        return plot(traces, y="%", yaxis_rangemode="tozero", scattermode="group")
+
+    def to_latex(self) -> str:
+        """Return a booktabs table; the best method of each setting is bold, published values stand in brackets."""
+        rows = [["setting", *self.methods]]
+        for name, setting in self.settings.items():
+            cells = [_latex_cell(setting, method) for method in self.methods]
+            rows.append([name, *_with_published(setting, self.methods, cells)])
+        head, *body = [" & ".join(row).replace("_", r"\_") + r" \\" for row in rows]
+        begin = [f"% {CAPTION}", rf"\begin{{tabular}}{{l{'r' * len(self.methods)}}}", r"\toprule"]
+        return "\n".join([*begin, head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
+
+    def write(self, directory: Path) -> Path:
+        """Write report.json, report.md, report.tex and report.html; return the page's path."""
+        write_text(directory / "report.tex", self.to_latex())
+        return write_findings(
+            directory / "report",
+            directory / "report.html",
+            title="Settings and methods",
+            summary=self.summary,
+            tables=self.tables(),
+            notes=self.notes(),
+            figures=self.figures(),
+        )
+
+
+def report_runs(directories: Sequence[Path]) -> RunsReport:
+    """Return the report of every evaluated run below some directories.
 
     Args:
         directories: Where to look; by default runs, sweeps and evals, as far as they exist.
@@ -87,17 +192,19 @@ def summarize_runs(directories: Sequence[Path]) -> Summary:
     settings = {name: _summarize_setting(name, evaluations) for name in _in_paper_order(recipes)}
     found = {method for setting in settings.values() for method in setting["cells"]}
     methods = [*FIRST_METHODS, *sorted(found - set(FIRST_METHODS))]
-    means = [{method: cell["acc"]["mean"] for method, cell in one["cells"].items()} for one in settings.values()]
-    return {
+    best_methods = [_best_method(setting["cells"]) for setting in settings.values()]
+    best_rows = [setting["best_published_row"] for setting in settings.values()]
+    summary = {
         "settings": settings,
         "methods": [method for method in methods if method in found],
-        "wins": _count_wins(means),
-        "published_wins": _count_wins([setting["published"] for setting in settings.values()]),
+        "wins": dict(Counter(method for method in best_methods if method is not None)),
+        "published_wins": dict(Counter(row for row in best_rows if row is not None)),
         "missing": [
-            line for name, setting in settings.items() for line in _missing_cells(name, setting, methods, unevaluated)
+            cell for name, setting in settings.items() for cell in _missing_cells(name, setting, methods, unevaluated)
         ],
         "notes": list(dict.fromkeys(note for setting in settings.values() for note in setting["notes"])),
     }
+    return RunsReport(summary)
 
 
 def find_evaluated_models(directories: Sequence[Path]) -> tuple[list[EvaluatedModel], list[Path]]:
@@ -141,7 +248,9 @@ def _summarize_setting(name: str, evaluations: Sequence[EvaluatedModel]) -> dict
     newest = {one.method: one for one in comparable}
     counts = Counter(one.method for one in runs)
     notes = [f"{name}: several runs of {method}; the newest counts." for method, n in counts.items() if n > 1]
-    published = published_setting(name)
+    published = published_setting(name) or UNPUBLISHED
+    rows = _published_rows(published, newest.values())
+    averages = {row: cells["macro"] for row, cells in published.shares(tasks).items() if "macro" in cells}
     base_request = EvalRequest.for_untrained_student(
         {**newest_run.record.values, "model_name_or_path": newest_run.student}, {}
     )
@@ -150,8 +259,10 @@ def _summarize_setting(name: str, evaluations: Sequence[EvaluatedModel]) -> dict
         "student": newest_run.student,
         "base": shlex.join(["qsft", "eval", *base_request.argv()]),
         "cells": {method: _cell(one, tasks) for method, one in newest.items()},
-        "published": _published_averages(published, newest.values(), tasks) if published else {},
-        "notes": [*notes, *(published.notes if published else ())],
+        "published_rows": rows,
+        "published": {method: averages[row] for method, row in rows.items() if row in averages},
+        "best_published_row": published.best_row(tasks),
+        "notes": [*notes, *published.notes],
     }
 
 
@@ -161,7 +272,6 @@ def _cell(one: EvaluatedModel, tasks: Sequence[str]) -> dict[str, Any]:
     lenient = [result.problem_means(lenient=True) for result in results]
     return {
         "directory": str(one.directory),
-        "row": PAPER_METHODS.row_of(one.target, one.target_kwargs),
         "acc": asdict(stats.macro_average(strict)),
         "lenient": asdict(stats.macro_average(lenient)),
         "by_task": {task: float(values.mean()) for task, values in zip(tasks, strict)},
@@ -169,89 +279,40 @@ def _cell(one: EvaluatedModel, tasks: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _published_averages(
-    published: Published, evaluated: Iterable[EvaluatedModel], tasks: Sequence[str]
-) -> dict[str, float]:
-    """The published averages over the same tasks, under the names of the methods here."""
-    averages = {row: cells["macro"] for row, cells in published.shares(tasks).items() if "macro" in cells}
-    rows = {method["target"]: row for row, method in paper()["methods"].items()}
-    for one in evaluated:
-        row = published.row_of(one.target, one.target_kwargs)
-        if row is not None:
-            rows[one.method] = row
-    return {method: averages[row] for method, row in rows.items() if row in averages}
+def _published_rows(published: Published, evaluated: Iterable[EvaluatedModel]) -> dict[str, str]:
+    """The published row of each of the paper's methods and of each evaluated one, by its own hyper-parameters."""
+    rows = {method: published.row_of(method, {}) for method in FIRST_METHODS}
+    rows |= {one.method: published.row_of(one.target, one.target_kwargs) for one in evaluated}
+    return {method: row for method, row in rows.items() if row is not None}
 
 
-def _count_wins(settings: Iterable[Mapping[str, float]]) -> dict[str, int]:
-    """Count the settings in which a method alone has the highest average of two or more methods."""
-    wins: Counter[str] = Counter()
-    for averages in settings:
-        if len(averages) < 2:
-            continue
-        highest = max(averages.values())
-        best = [method for method, average in averages.items() if average == highest]
-        if len(best) == 1:
-            wins[best[0]] += 1
-    return dict(wins)
+def _best_method(cells: Mapping[str, Any]) -> str | None:
+    """The method that alone has the highest average; None for a tie, or where only one was evaluated."""
+    averages = {method: cell["acc"]["mean"] for method, cell in cells.items()}
+    highest = max(averages.values())
+    best = [method for method, average in averages.items() if average == highest]
+    return best[0] if len(best) == 1 and len(averages) > 1 else None
 
 
 def _missing_cells(
     name: str, setting: Mapping[str, Any], methods: Sequence[str], unevaluated: Sequence[Path]
-) -> Iterator[str]:
-    """Yield a line for each empty cell: the setting, the method and the command that fills it."""
+) -> Iterator[dict[str, str]]:
+    """Yield the setting, the method and the command that fills it for each empty cell."""
     commands = {BASE: setting["base"]}
     for run in unevaluated:
         record = read_recipe_record(run)
         if record is not None and record.recipe == name:
             commands[run_name(record.target, record.target_kwargs)] = f"qsft eval {shlex.quote(shown(run))}"
-    published_rows = {cell["row"] for cell in setting["cells"].values()}
+    rows = setting["published_rows"]
+    filled = {rows[method] for method in setting["cells"] if method in rows}
     for method in methods:
         if method in setting["cells"]:
             continue
-        # target_sft-eta0.5 fills the paper's column Target-SFT as well.
-        if method in FIRST_METHODS and PAPER_METHODS.row_of(method, {}) in published_rows:
+        # Where target_sft-eta0.5 was evaluated, the paper's Target-SFT is not missing.
+        if method in FIRST_METHODS and rows.get(method) in filled:
             continue
         command = commands.get(method, f"qsft sweep {name} --grid target={method}")
-        yield f"{name}, {method}: {command}"
-
-
-def write_report(summary: Summary, directory: Path) -> Path:
-    """Write the report in its four forms; return the page."""
-    write_json(directory / "report.json", summary)
-    write_text(directory / "report.md", to_markdown(summary))
-    write_text(directory / "report.tex", to_latex(summary))
-    columns, rows = table(summary)
-    body = page.table(columns, rows, CAPTION) + paragraphs(notes(summary))
-    body += page.figure(figure(summary), "Average accuracy by setting, with 95 % intervals; crosses are published")
-    for name, setting in summary["settings"].items():
-        caption = (
-            f"Response lengths in {name}: bars are the mean, error bars 25–75 % of responses, the line is accuracy"
-        )
-        body += page.figure(_lengths_figure(setting, summary["methods"]), caption)
-    if summary["missing"]:
-        body += page.table(["missing, and the command that fills it"], [[line] for line in summary["missing"]])
-    return page.write_page(directory / "report.html", page.page("Settings and methods", body))
-
-
-def _lengths_figure(setting: Mapping[str, Any], methods: Sequence[str]) -> Any:
-    cells = {method: setting["cells"][method] for method in methods if method in setting["cells"]}
-    lengths = {method: cell["lengths"] for method, cell in cells.items()}
-    return lengths_and_accuracy_figure(lengths, {method: cell["acc"] for method, cell in cells.items()})
-
-
-def table(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Return columns and rows: strict and lenient averages of each setting, then the wins."""
-    methods = summary["methods"]
-    rows = []
-    for name, setting in summary["settings"].items():
-        cells = [setting["cells"].get(method) for method in methods]
-        strict = [with_interval(cell["acc"]) if cell else NO_CELL for cell in cells]
-        lenient = [percent(cell["lenient"]["mean"]) if cell else "" for cell in cells]
-        rows.append([name, *_with_published(setting, methods, strict)])
-        rows.append(["· lenient", *lenient])
-    rows.append(["wins", *(str(summary["wins"].get(method, 0)) for method in methods)])
-    rows.append(["wins, published", *(str(summary["published_wins"].get(method, 0)) for method in methods)])
-    return ["", *methods], rows
+        yield {"setting": name, "method": method, "command": command}
 
 
 def _with_published(setting: Mapping[str, Any], methods: Sequence[str], cells: Sequence[str]) -> list[str]:
@@ -261,32 +322,6 @@ def _with_published(setting: Mapping[str, Any], methods: Sequence[str], cells: S
         f"{cell} ({percent(published[method])})" if method in published else cell
         for method, cell in zip(methods, cells)
     ]
-
-
-def notes(summary: Summary) -> list[str]:
-    tasks = [f"{name}: {', '.join(setting['tasks'])}." for name, setting in summary["settings"].items()]
-    return ["Wins: settings in which a method has the highest average.", *tasks, *summary["notes"]]
-
-
-def to_markdown(summary: Summary) -> str:
-    columns, rows = table(summary)
-    text = tables_to_markdown([Table(CAPTION, columns, rows)], notes(summary))
-    if not summary["missing"]:
-        return text
-    missing = [f"    {line}" for line in summary["missing"]]
-    return text + "\n".join(["", "Missing, and the command that fills it:", "", *missing, ""])
-
-
-def to_latex(summary: Summary) -> str:
-    """Return a booktabs table; the best method of each setting is bold, published values stand in brackets."""
-    methods = summary["methods"]
-    rows = [["setting", *methods]]
-    for name, setting in summary["settings"].items():
-        cells = [_latex_cell(setting, method) for method in methods]
-        rows.append([name, *_with_published(setting, methods, cells)])
-    head, *body = [" & ".join(row).replace("_", r"\_") + r" \\" for row in rows]
-    begin = [f"% {CAPTION}", rf"\begin{{tabular}}{{l{'r' * len(methods)}}}", r"\toprule"]
-    return "\n".join([*begin, head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def _latex_cell(setting: Mapping[str, Any], method: str) -> str:
@@ -300,20 +335,3 @@ def _latex_cell(setting: Mapping[str, Any], method: str) -> str:
         mean = rf"\textbf{{{mean}}}"
     half_width = 50 * (accuracy["high"] - accuracy["low"])
     return rf"{mean} {{\scriptsize$\pm${half_width:.1f}}}"
-
-
-def figure(summary: Summary) -> Any:
-    """Return a figure of the averages by setting, one color per method, published values as crosses of that color."""
-    settings = summary["settings"]
-    methods = summary["methods"]
-    traces = []
-    for method, color in zip(methods, page.COLORS * len(methods)):
-        evaluated = [name for name, one in settings.items() if method in one["cells"]]
-        points = points_with_intervals([settings[name]["cells"][method]["acc"] for name in evaluated])
-        marker = {**points["marker"], "color": color}
-        traces.append({"x": evaluated, "name": method, "mode": "markers", **points, "marker": marker})
-        published = [name for name, one in settings.items() if method in one["published"]]
-        values = [100 * settings[name]["published"][method] for name in published]
-        cross = {"symbol": "x-thin", "size": 9, "color": color, "line": {"width": 2, "color": color}}
-        traces.append({"x": published, "y": values, "name": f"{method}, published", "mode": "markers", "marker": cross})
-    return plot(traces, y="%", yaxis_rangemode="tozero", scattermode="group")

@@ -6,7 +6,6 @@ sweep continues.
 """
 
 import itertools
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +18,9 @@ from qsft.evals.compare import compare
 from qsft.evals.published import published_setting
 from qsft.evals.report import summarize
 from qsft.experiments.eval_request import EvalRequest
-from qsft.experiments.find_evaluations import SWEEP_RECORD
+from qsft.experiments.find_evaluations import SWEEP_RECORD, find_methods
 from qsft.files import read_json, shown, write_json
+from qsft.ledger import changed_settings
 from qsft.recipe.keys import read_word
 from qsft.recipe.recipe_file import Recipe, read_recipe, run_name
 from qsft.recipe.relaunch import LAUNCHER_OPTIONS, run_child, split_words
@@ -186,7 +186,9 @@ class Sweep:
             [directory] = evaluations.values()
             print(f"\nThe only run is evaluated in {shown(directory)}; there is nothing to compare it with.")
             return
-        comparison = compare(list(evaluations.values()), published, names=list(evaluations))
+        comparison = compare(
+            list(evaluations.values()), published, names=list(evaluations), trained_with=find_methods(evaluations)
+        )
         print(f"\n{comparison}\n{shown(comparison.write(self.output_dir / 'comparison'))}")
 
     def _published(self) -> str | None:
@@ -220,10 +222,11 @@ class Sweep:
         }
         place = shown(self.output_dir)
         for step, settings in self.settings(run).items():
-            if has_results[step] and recorded.get(step) != settings:
+            changed = changed_settings(recorded.get(step, {}), settings)
+            if has_results[step] and changed:
                 raise ValueError(
                     f"the {step} step of {run.name} in {place} was started with different settings: "
-                    f"{json.dumps(recorded.get(step))} there, {json.dumps(settings)} now. "
+                    f"{'; '.join(changed)}. "
                     f"Give another --output_dir, or delete {place}/{run.name} and its entry in {SWEEP_RECORD}."
                 )
 

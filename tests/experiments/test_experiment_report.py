@@ -8,8 +8,10 @@ from evaluations import make_result
 from evaluations import write_evaluation as write_results
 
 from qsft.cli import main
+from qsft.evals.published import paper
 from qsft.evals.report import summarize
-from qsft.experiments.report import summarize_runs
+from qsft.evals.tasks import GROUPS
+from qsft.experiments.report import report_runs
 
 STUDENT = "Qwen/Qwen2.5-Math-1.5B"
 TASKS = ("math500", "aime24")
@@ -26,7 +28,7 @@ def write_evaluation(directory, share, model, tasks=TASKS):
 
 
 def write_run(place, target, share, recipe="numina_qwen_math_1p5b", tasks=TASKS, **hparams):
-    run = place / f"{recipe}-{target}-{share}"
+    run = place / "-".join([recipe, target, *(f"{name}{value}" for name, value in hparams.items()), str(share)])
     run.mkdir(parents=True)
     evaluation = {"eval_tasks": "math", "eval_protocol": "paper-math"}
     record = {"recipe": recipe, "target": target, "target_kwargs": hparams, **evaluation}
@@ -44,7 +46,7 @@ def test_settings_by_methods_with_published_numbers_wins_and_what_is_missing(tmp
     write_run(tmp_path, "dft", None)
     write_run(tmp_path, "sft", 0.4, recipe="mine")
     write_evaluation(tmp_path / "evals" / "base", 0.1, STUDENT)
-    found = summarize_runs([tmp_path])
+    found = report_runs([tmp_path]).summary
     assert list(found["settings"]) == ["numina_qwen_math_1p5b", "mine"]
     assert found["methods"] == ["base", "sft", "target_sft", "kd_hybrid-c0.2"]
     cells = found["settings"]["numina_qwen_math_1p5b"]["cells"]
@@ -57,30 +59,64 @@ def test_settings_by_methods_with_published_numbers_wins_and_what_is_missing(tmp
     assert published["kd_hybrid-c0.2"] == pytest.approx((0.4432 + 0.0145) / 2)
     assert found["settings"]["mine"]["published"] == {}
     assert found["wins"] == {"target_sft": 1, "sft": 1}
-    assert found["published_wins"] == {"target_sft": 1}
-    first = "numina_qwen_math_1p5b, "
-    assert f"{first}dft: qsft eval {tmp_path}/numina_qwen_math_1p5b-dft-None" in found["missing"]
-    assert f"{first}kd_hybrid: qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid" in found["missing"]
-    assert not any("base" in line for line in found["missing"])
+    assert found["published_wins"] == {"Target-SFT": 1}
+    missing = {(one["setting"], one["method"]): one["command"] for one in found["missing"]}
+    first = "numina_qwen_math_1p5b"
+    assert missing[first, "dft"] == f"qsft eval {tmp_path}/numina_qwen_math_1p5b-dft-None"
+    assert missing[first, "kd_hybrid"] == "qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid"
+    assert (first, "base") not in missing
 
 
 def test_without_base_the_command_that_evaluates_it_is_named(tmp_path):
     write_run(tmp_path, "sft", 0.3)
-    line = next(line for line in summarize_runs([tmp_path])["missing"] if "base" in line)
-    assert f"qsft eval {STUDENT} --tasks math --protocol paper-math" in line
+    [command] = [one["command"] for one in report_runs([tmp_path]).summary["missing"] if one["method"] == "base"]
+    assert command.startswith(f"qsft eval {STUDENT} --tasks math --protocol paper-math")
+
+
+@pytest.mark.parametrize("ablation", paper()["ablations"].values(), ids=list(paper()["ablations"]))
+def test_each_run_of_an_ablation_stands_beside_its_own_published_row(ablation, tmp_path, capsys):
+    recipe = ablation["recipe"]
+    tasks = [task.name for task in GROUPS["math"]]
+    runs = {}
+    for row, method in ablation["methods"].items():
+        runs[row] = write_run(tmp_path, method["target"], 0.5, recipe, tasks, **method["target_kwargs"])
+    averages = {row: sum(cells.values()) / len(cells) for row, cells in ablation["rows"].items()}
+    found = report_runs([tmp_path])
+    published = found.summary["settings"][recipe]["published"]
+    by_directory = {cell["directory"]: name for name, cell in found.summary["settings"][recipe]["cells"].items()}
+    for row, run in runs.items():
+        method = by_directory[str(run / "_eval")]
+        assert 100 * published[method] == pytest.approx(averages[row])
+    assert main(["compare", *map(str, runs.values()), "--paper", recipe, "--output_dir", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for row, run in runs.items():
+        [line] = [line for line in lines if line.startswith(f"| {run.name}/_eval, published as ")]
+        assert line.endswith(f" {averages[row]:.2f} |")
+
+
+def test_as_published_target_sft_wins_ten_of_ten_whatever_its_eta_is_here(tmp_path):
+    for recipe, setting in paper()["settings"].items():
+        tasks = list(setting["rows"]["SFT"])
+        write_run(tmp_path, "sft", 0.3, recipe, tasks)
+        write_run(tmp_path, "target_sft", 0.8, recipe, tasks, eta=0.5)
+    found = report_runs([tmp_path])
+    assert found.summary["published_wins"] == {"Target-SFT": 10}
+    assert "As published, Target-SFT has the highest average in 10 of 10 settings." in str(found)
+    wins = next(line for line in str(found).splitlines() if line.startswith("| wins, published"))
+    assert wins == "| wins, published | 0 | 10 |"
 
 
 def test_a_tie_is_nobodys_win(tmp_path):
     write_run(tmp_path, "sft", 0.3)
     write_run(tmp_path, "dft", 0.3)
-    assert summarize_runs([tmp_path])["wins"] == {}
+    assert report_runs([tmp_path]).summary["wins"] == {}
 
 
 def test_a_run_that_lacks_a_task_is_missing_and_of_two_alike_the_newest_counts(tmp_path):
     for share in (0.3, 0.5):
         write_run(tmp_path, "sft", share)
     write_run(tmp_path, "dft", 0.9, tasks=TASKS[:1])
-    found = summarize_runs([tmp_path])
+    found = report_runs([tmp_path]).summary
     setting = found["settings"]["numina_qwen_math_1p5b"]
     assert setting["tasks"] == sorted(TASKS)
     assert set(setting["cells"]) == {"sft"}

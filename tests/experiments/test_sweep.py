@@ -136,7 +136,7 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
     assert main([*words, "--learning_rate", "1e-3"]) == 2
     said = capfd.readouterr().err
     assert "the train step of target_sft in sweep was started with different settings" in said
-    assert '"--learning_rate", "1e-3"]} now' in said
+    assert "'--learning_rate', '1e-3']" in said
     words[words.index("--eval") + 1] += " --limit 1"
     words[words.index("target=base,target_sft")] = "target=target_sft"
     assert main(words) == 2

@@ -43,7 +43,7 @@ def test_base_and_seven_methods_are_swept_compared_with_the_paper_and_reported(
     assert setting["published"]["dft"] == pytest.approx(0.6579)
     assert report["missing"] == []
     state = json.loads((sweep / "sweep.json").read_text())
-    assert setting["cells"]["base"]["directory"] == state["base"]["eval"][-1]
+    assert setting["cells"]["base"]["directory"] == state["base"]["eval"]["output_dir"]
     assert shlex.split(setting["base"])[:2] == ["qsft", "eval"]
     (tmp_path / "report").rename(tmp_path / "first")
 

@@ -123,8 +123,25 @@ class TargetSFTConfig(SFTConfig):
     )
 
     def __post_init__(self) -> None:
+        use_new_name_of_checkpointing(self)
         super().__post_init__()
         validate_fields(self)
+
+
+def use_new_name_of_checkpointing(args: Any) -> None:
+    """Move gradient_checkpointing to activation_checkpointing where transformers has renamed it (5.23).
+
+    TRL sets the old name by default, for which transformers would warn in every run. transformers sets the old name
+    again from the new one.
+    """
+    for old, new in (
+        ("gradient_checkpointing", "activation_checkpointing"),
+        ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+    ):
+        if hasattr(args, new) and getattr(args, old) is not None:
+            if getattr(args, new) is None:
+                setattr(args, new, getattr(args, old))
+            setattr(args, old, None)
 
 
 def own_fields() -> list[Field[Any]]:

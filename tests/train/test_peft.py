@@ -153,17 +153,20 @@ def test_psft_scores_its_old_policy_with_virtual_tokens(trainer, data, logged):
     assert logged(clipped, "label_loss") == pytest.approx(logged(plain), rel=1e-5)
 
 
-def test_the_qlora_settings_reach_trl(data, config, tiny_tokenizer, tiny_model, lora, tmp_path):
-    """A quantised model needs a GPU; here the settings must arrive where TRL loads the model."""
+@pytest.mark.parametrize("target", ["dft", "sft_kl"])
+def test_a_4_bit_student_trains_its_adapter(data, config, tiny_tokenizer, tiny_model, lora, logged, tmp_path, target):
+    pytest.importorskip("bitsandbytes")
     from qsft.train.trainer import TargetSFTTrainer
 
     tiny_model().save_pretrained(tmp_path / "student")
-    with pytest.raises(ImportError, match=r"(?i)bitsandbytes"):
-        TargetSFTTrainer(
-            str(tmp_path / "student"),
-            config(),
-            train_dataset=data.completion(),
-            processing_class=tiny_tokenizer,
-            peft_config=lora,
-            quantization_config=BitsAndBytesConfig(load_in_4bit=True),
-        )
+    made = TargetSFTTrainer(
+        str(tmp_path / "student"),
+        config(target=target, learning_rate=1e-2, max_steps=8),
+        train_dataset=data.completion(),
+        processing_class=tiny_tokenizer,
+        peft_config=lora,
+        quantization_config=BitsAndBytesConfig(load_in_4bit=True),
+    )
+    made.train()
+    assert made.model.get_base_model().is_loaded_in_4bit
+    assert logged(made, "nll")[-1] < logged(made, "nll")[0]

@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-vllm test-oldest coverage lint types layers check bench notebook site docs pictures dist clean
+.PHONY: help demo test test-slow test-vllm test-oldest test-newest test-fast campaign coverage lint types layers check bench notebook site docs pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -46,17 +46,32 @@ $(VENV)-oldest/.installed: setup.cfg constraints-oldest.txt
 demo: $(VENV)/.installed-demo  ## the paper's effect in minutes, no download (ARGS="--seeds 3")
 	$(BIN)/qsft demo $(ARGS)
 
-test: $(VENV)/.installed-test  ## the suite without the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+test: $(VENV)/.installed-test  ## the suite without the slow tests (PART=evals: one subpackage)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(if $(PART),tests/$(PART)) $(ARGS)
+
+test-fast: $(VENV)/.installed-test  ## what needs no model: targets, losses, data and the shared modules
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/targets tests/losses tests/data tests/test_*.py $(ARGS)
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=20 $(ARGS)
+
+campaign: $(VENV)/.installed-test  ## kills, damages and hostile inputs, with their counts printed
+	$(BIN)/python -m pytest -m "slow or not slow" -s tests/train/test_kills.py tests/teacher/test_campaign.py \
+	  tests/evals/test_campaign.py $(ARGS)
 
 test-vllm: $(VENV)-vllm/.installed  ## the tests with the real vLLM, on a CPU
 	VLLM_CPU_KVCACHE_SPACE=1 $(VENV)-vllm/bin/python -m pytest -m vllm tests/vllm $(ARGS)
 
 test-oldest: $(VENV)-oldest/.installed  ## evals, losses, targets and train with the oldest versions promised
-	$(VENV)-oldest/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/evals tests/losses tests/targets tests/train $(ARGS)
+	$(VENV)-oldest/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/evals tests/losses tests/targets tests/train $(ARGS)
+
+test-newest: setup.cfg  ## the suite with the newest releases (torch aside), in an environment of its own
+	$(PYTHON) -m venv --clear $(VENV)-newest
+	$(VENV)-newest/bin/python -m pip install --quiet --upgrade pip setuptools
+	grep '^torch==' constraints.txt > $(VENV)-newest/torch.txt
+	$(VENV)-newest/bin/python -m pip install --quiet -c $(VENV)-newest/torch.txt torch
+	$(VENV)-newest/bin/python -m pip install --quiet -c $(VENV)-newest/torch.txt -e ".[test]"
+	$(VENV)-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 coverage: $(VENV)/.installed-test  ## the maths and the two losses are covered to 98 %
 	$(BIN)/python -m pytest -n $(WORKERS) tests/targets tests/losses --cov=qsft.targets --cov=qsft.losses.reference \
@@ -69,7 +84,7 @@ lint: $(VENV)/.installed-dev  ## ruff: style and format
 types: $(VENV)/.installed-dev  ## mypy: strict where the maths is
 	$(BIN)/mypy
 
-layers: $(VENV)/.installed-dev  ## import-linter: rooms depend downward only
+layers: $(VENV)/.installed-dev  ## import-linter: the layers of the package
 	$(BIN)/lint-imports --config setup.cfg
 
 check: lint types layers test  ## what a commit must pass
@@ -106,4 +121,4 @@ dist: $(VENV)/.installed-dev  ## build, check and try the wheel in a clean envir
 	PYTHON=$(PYTHON) bash tools/try_wheel.sh dist/*.whl
 
 clean:  ## remove the environment and what was built
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-oldest $(VENV)-newest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

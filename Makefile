@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-vllm test-oldest test-newest test-fast campaign coverage lint types layers check bench notebook site docs pictures dist clean
+.PHONY: help demo test test-slow test-vllm test-oldest test-newest test-fast campaign coverage lint types layers check bench notebook site docs docs-check pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -103,6 +103,10 @@ site: $(VENV)/.installed-site  ## the guide, as pages in .venv/site (its search 
 
 docs: $(VENV)/.installed-test  ## write the generated parts of README and guide anew
 	$(BIN)/python tools/readme.py --write
+	$(BIN)/python tools/cli_reference.py --write
+
+docs-check: $(VENV)/.installed-test  ## what README and guide name exists, and their generated pages are current
+	$(BIN)/python -m pytest -m docs -n $(WORKERS) $(ARGS)
 
 pictures: $(VENV)/.installed-test  ## take the README's and the guide's pictures anew, from the demo (needs chromium)
 	rm -rf $(VENV)/pictures && mkdir -p $(VENV)/pictures docs

@@ -6,7 +6,7 @@ The public names below are imported on first use, so `import qsft` costs nothing
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Target": "qsft.targets.target",

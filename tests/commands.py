@@ -6,14 +6,26 @@ from qsft.cli import main
 
 # What is added to a command to make it local and small.
 LOCAL = (
-    "--model_name_or_path {files}/student --teacher_model_name_or_path {files}/teacher "
-    "--max_length 64 --global_batch_size 16 --dtype float32 --use_cpu true --bf16 false --disable_tqdm true"
+    "--model_name_or_path {files}/student --teacher {files}/teacher --max_length 64 --global_batch_size 16 "
+    "--dtype float32 --use_cpu true --bf16 false --disable_tqdm true"
 )
 TINY = LOCAL + " --data_dir {files}/numina.jsonl"
 SAMPLES = "--data_dir tasks --num_samples 2 --max_new_tokens 4"
 STANDS_FOR = {"NAME": "target_sft", "RECIPE": "numina_qwen_math_1p5b"}
-# Every command of the README, in its blocks and in its prose; one that is missing fails the test that meets it.
-README_BLOCKS = {
+
+OWN_DATA = "--dataset_name my.jsonl --question_column problem --response_column solution"
+OWN = f"--model_name_or_path Qwen/Qwen3-0.6B --teacher Qwen/Qwen3-4B-Instruct-2507 {OWN_DATA}"
+
+# The commands of the pages in an order in which they can run, each with the words that make it small.
+RUN = {
+    f"qsft explore alignment {OWN}": f"{LOCAL} --num_documents 4",
+    f"qsft plan {OWN}": LOCAL,
+    f"qsft train {OWN} --output_dir runs/mine": f"{LOCAL} --max_steps 2",
+    f"qsft train {OWN} --eta 0.2 --output_dir runs/eta02": f"{LOCAL} --max_steps 2",
+    f"qsft train --model_name_or_path Qwen/Qwen3-0.6B {OWN_DATA} --target dft --output_dir runs/mine": (
+        f"{LOCAL} --output_dir runs/dft --max_steps 2"
+    ),
+    f"qsft explore tokens --model_name_or_path Qwen/Qwen3-0.6B --target dft {OWN_DATA}": f"{LOCAL} --num_documents 2",
     "qsft plan numina_qwen_math_1p5b --gpus 8 --gpu_memory 80": TINY,
     "accelerate launch recipes/numina_qwen_math_1p5b.yaml": TINY,
     "accelerate launch recipes/numina_qwen_math_1p5b.yaml --target sft": TINY,
@@ -21,32 +33,48 @@ README_BLOCKS = {
         f"{TINY} --dry_run"  # tests/distributed trains with ZeRO
     ),
     "qsft train numina_qwen_math_1p5b --accelerate_config zero3": f"{TINY} --dry_run --num_processes 1",
-    "qsft eval numina_qwen_math_1p5b": SAMPLES,
-    "qsft sweep numina_qwen_math_1p5b --grid target=sft,dft,kd_hybrid,target_sft eta=0.2,0.5,1.0": f"{TINY} --dry_run",
     "qsft cache build numina_qwen_math_1p5b": TINY,
     "qsft cache info caches/numina_qwen_math_1p5b": "",
     "qsft cache verify caches/numina_qwen_math_1p5b --teacher Qwen/Qwen2.5-Math-1.5B-Instruct --sample 64": (
         "--teacher {files}/teacher"
     ),
+    "qsft eval numina_qwen_math_1p5b": SAMPLES,
     "qsft eval runs/numina_qwen_math_1p5b-sft --tasks math500,aime24 --protocol paper-math": SAMPLES,
     "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target_sft": "",
     "qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target_sft --paper numina_qwen_math_1p5b": (
         ""
     ),
     "qsft report": "",
-    "qsft explore targets": "",
-    "qsft explore tokens numina_qwen_math_1p5b": f"{TINY} --num_samples 2",
-    "qsft explore alignment numina_qwen_math_1p5b": f"{TINY} --num_samples 4",
+    "qsft explore alignment numina_qwen_math_1p5b": f"{TINY} --num_documents 4",
     "qsft explore run runs/numina_qwen_math_1p5b-target_sft": "",
+    "qsft train numina_qwen_math_1p5b": f"{TINY} --output_dir runs/again --save_steps 2",
+    "qsft train numina_qwen_math_1p5b --resume_from_checkpoint last": f"{TINY} --output_dir runs/again --save_steps 2",
+    "qsft eval RECIPE --limit 100 --num_samples 4": SAMPLES,
+    # A random model answers nothing right, so every response is taken; tests/curate verifies for real.
+    "qsft curate rft numina_qwen_math_1p5b --output_dir data/numina-rft --num_samples 8": (
+        f"{TINY} --num_samples 2 --max_new_tokens 64 --temperature 3 --verifier readme:takes_everything"
+    ),
+    "qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft": (
+        f"{LOCAL} --output_dir runs/numina-rft"
+    ),
+    "qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target_sft": "--dry_run",
+    "qsft sweep numina_qwen_math_1p5b --grid target=kd_hybrid,target_sft eta=0.2,0.5,1.0 c=0.2,0.5,0.8,1.0": (
+        "--dry_run"
+    ),
+    "qsft sweep openr1_qwen_math_1p5b --grid target=target_sft_constant,target_sft_mixture c=0.2,0.5,1.0": "--dry_run",
+    "qsft eval runs/numina_qwen_math_1p5b-target_sft --tasks questions.jsonl --num_samples 4": (
+        f"{SAMPLES} --output_dir evals/own"
+    ),
+    "qsft eval runs/numina_qwen_math_1p5b-target_sft --rescore": "--output_dir evals/own",
 }
-README_PROSE = {
-    "qsft targets NAME": "",
-    "qsft plan": "--help",  # the block has it whole
-    "qsft demo --noise 0": "--quick --targets sft target_sft",
-    "qsft demo --worlds": "--help",  # a slow test of tests/demo runs it
-    "qsft demo --wrong_teacher": "--quick --targets dft target_sft",
-    "qsft explore alignment": "--help",  # the block has it whole
-    "qsft curate": "--help",  # the guide has it whole
+
+# Commands that are only parsed, with the reason.
+PARSED_ONLY = {
+    "qsft eval runs/numina_qwen_math_1p5b-target_sft --backend vllm "
+    "--engine gpu_memory_utilization=0.8 enforce_eager=true": "needs vLLM: tests/vllm samples with it",
+    "qsft demo --worlds": "takes minutes: a slow test of tests/demo runs it",
+    "qsft demo --methods rft,star,grape,critical": "takes minutes: a slow test of tests/demo runs it",
+    "qsft compare base RUN RUN": "any runs: another command compares two",
 }
 
 

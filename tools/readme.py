@@ -14,10 +14,15 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def targets() -> str:
-    """The table of targets."""
-    from qsft.targets import table
+    """The table of methods: name, one sentence, γ, π̃ and what it needs."""
+    from qsft.commands.targets import needs_in_words
+    from qsft.targets.table import entries
 
-    return table.markdown()
+    lines = ["| name | what it does | γ | π̃ | needs |", "|---|---|---|---|---|"]
+    for target in entries():
+        cells = (f"`{target['name']}`", target["summary"], target["γ"], target["π̃"], needs_in_words(target))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
 
 
 KINDS = {"peaked": "peaked", "Zipf-like": "Zipf-like", "real": "SmolLM2-135M"}  # of distributions, as in the table
@@ -71,13 +76,6 @@ def commands(page: Path = README) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def diff_sides(diff: str) -> tuple[str, str]:
-    """The two scripts that a diff is between, before and after."""
-    lines = [(line[:1], line[1:]) for line in diff.splitlines()]
-    before, after = ("\n".join(text for sign, text in lines if sign != other) for other in "+-")
-    return before, after
-
-
 def prose(page: Path = README) -> str:
     """A page without its code blocks."""
     return BLOCK.sub("", page.read_text(encoding="utf-8"))
@@ -93,14 +91,14 @@ def mentioned(page: Path = README) -> list[str]:
     return [code for code in inline(page) if re.match(r"(qsft|make|accelerate|python|pip) \S", code)]
 
 
-def links() -> list[str]:
+def links(page: Path = README) -> list[str]:
     """Where the links and pictures of the prose point."""
-    return re.findall(r"\]\(([^)\s]+)\)", prose())
+    return re.findall(r"\]\(([^)\s]+)\)", prose(page))
 
 
-def anchors() -> set[str]:
+def anchors(page: Path = README) -> set[str]:
     """The anchors that a reader's renderer gives the headings."""
-    headings = re.findall(r"^#+ (.+)$", prose(), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 

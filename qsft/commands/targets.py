@@ -33,19 +33,21 @@ def run(args: argparse.Namespace) -> None:
 def list_targets(entries: list[dict[str, str]]) -> str:
     """Return a table of 80 columns: name, needs, one sentence."""
     name_width = max(len(entry["name"]) for entry in entries) + 2
-    needs_width = max(len(_needs(entry)) for entry in entries) + 2
+    needs_width = max(len(needs_in_words(entry)) for entry in entries) + 2
     indent = " " * (name_width + needs_width)
     lines = [f"{'name':<{name_width}}{'needs':<{needs_width}}what it does"]
     for entry in entries:
-        first = f"{entry['name']:<{name_width}}{_needs(entry):<{needs_width}}"
+        first = f"{entry['name']:<{name_width}}{needs_in_words(entry):<{needs_width}}"
         lines.append(
-            textwrap.fill(entry["title"], WIDTH, initial_indent=first, subsequent_indent=indent, break_long_words=False)
+            textwrap.fill(
+                entry["summary"], WIDTH, initial_indent=first, subsequent_indent=indent, break_long_words=False
+            )
         )
     lines += ["", "`qsft targets NAME` shows formula, hyper-parameters and reference of one target."]
     return "\n".join(lines)
 
 
-def _needs(entry: dict[str, str]) -> str:
+def needs_in_words(entry: dict[str, str]) -> str:
     """What a target reads beside the labels, in one word each."""
     words = {"ref_logp": "reference", "old_logp": "old policy", "critical": "a column"}
     needs = [words.get(need, need) for need in entry["needs"].split(", ") if need != "document"]

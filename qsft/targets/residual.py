@@ -187,7 +187,8 @@ class RewardShaped:
     `Guided(eta, form="reward")` is the case r = λ·log π_T with η = λ/τ on the teacher's slots.
 
     Args:
-        reward: maps a view to (ids [N, K], rewards [N, K]); ids must not repeat within a position.
+        reward: maps a view to (ids [N, K], rewards [N, K]); ids must not repeat within a position. What it reads
+            beside the student it declares in an attribute `needs`, such as {"teacher"}.
         tau: the temperature τ: a smaller one follows the reward more closely.
         outside: "keep" gives tokens outside the set the reward 0; "drop" gives them no mass.
     """
@@ -211,6 +212,10 @@ class RewardShaped:
         tail_share = torch.sigmoid(log_tail - log_weights.logsumexp(dim=-1))
         tail_share = torch.where(log_tail > NO_TAIL, tail_share, 0.0)
         return [(one - tail_share, sparse), (tail_share, Ghost(ids, log_tail, of_teacher=False))]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(getattr(self.reward, "needs", ()))
 
     @property
     def formula(self) -> str:

@@ -1,7 +1,9 @@
 """The public names, the cost of importing them, and the front door of the command line."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,12 @@ def test_every_public_name_resolves_and_is_documented(name):
     value = getattr(qsft, name)
     if callable(value):
         assert value.__doc__
+
+
+def test_type_checkers_see_the_public_names():
+    stub = Path(qsft.__file__).with_name("__init__.pyi").read_text(encoding="utf-8")
+    imported = set(re.findall(r"^from (\S+) import (\S+) as", stub, re.MULTILINE))
+    assert imported == {(home, name) for name, home in qsft._HOME.items()}
 
 
 def test_the_designed_names_are_public():

@@ -33,11 +33,16 @@ def read_given_recipe(args: argparse.Namespace, overrides: Sequence[str] = ()) -
     from qsft.recipe.recipe_file import announce_recipe, read_recipe
 
     words = [*args.overrides, *overrides]
-    if args.recipe is None and not words:
-        raise ValueError("nothing is given. Name a RECIPE, or give --model_name_or_path and --dataset_name.")
+    check_given(args.recipe, words)
     recipe = read_recipe(args.recipe, words)
     announce_recipe(recipe)
     return recipe
+
+
+def check_given(recipe: str | None, words: Sequence[str]) -> None:
+    """Raise ValueError when neither a recipe nor a key was given."""
+    if recipe is None and not words:
+        raise ValueError("nothing is given. Name a RECIPE, or give --model_name_or_path and --dataset_name.")
 
 
 def given_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
@@ -46,6 +51,7 @@ def given_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict
     Raises:
         ValueError: The parser does not know an option, or its value is not valid.
     """
+    parser._defaults.clear()  # what `cli` reads, such as takes_recipe
     for action in parser._actions:
         action.default = argparse.SUPPRESS
         if action.option_strings:

@@ -22,6 +22,7 @@ examples:
   accelerate launch -m qsft cache build recipes/NAME.yaml   ... on all processes
   qsft cache build --dataset_path DATA --teacher Qwen/Qwen2.5-Math-7B-Instruct --output_dir CACHE
   qsft cache info CACHE
+  qsft cache info numina_qwen_math_1p5b                     the cache that training this recipe uses
   qsft cache verify CACHE --teacher Qwen/Qwen2.5-Math-7B-Instruct --sample 32
   qsft cache list
   qsft cache prune --older_than 90
@@ -68,15 +69,21 @@ def _add_build(actions: Any) -> None:
 
 def _add_info(actions: Any) -> None:
     info = actions.add_parser("info", help="what a cache holds, who made it, how large it is")
-    info.add_argument("directory", metavar="DIR")
+    _add_cache_or_recipe(info)
     info.set_defaults(run=run_info)
+
+
+def _add_cache_or_recipe(parser: Any) -> None:
+    """Let an action take `DIR`, or `[RECIPE] [--key value ...]` for the cache that training would use."""
+    add_recipe(parser)
+    parser.usage = f"{parser.prog} DIR|RECIPE [options] [--key value ...]"
 
 
 def _add_verify(actions: Any) -> None:
     verify = actions.add_parser(
         "verify", help="check every checksum and bound; with --teacher the values and their alignment"
     )
-    verify.add_argument("directory", metavar="DIR")
+    _add_cache_or_recipe(verify)
     verify.add_argument(
         "--drop", action="store_true", help="remove damaged files; the next build computes what they held"
     )
@@ -108,11 +115,11 @@ def _add_prune(actions: Any) -> None:
 def run_build(args: argparse.Namespace) -> None:
     options = {name: getattr(args, name) for name in BUILD_OPTIONS if getattr(args, name) is not None}
     if args.recipe is None and not args.overrides:
-        args.directory = _build_from_options(args, options)
+        directory = _build_from_options(args, options)
     else:
-        args.directory = _build_from_recipe(args, options)
+        directory = _build_from_recipe(args, options)
     if is_main():
-        run_info(args)
+        print(describe_cache(directory))
 
 
 def _build_from_recipe(args: argparse.Namespace, options: dict[str, Any]) -> "Path":
@@ -159,7 +166,23 @@ def _build_from_options(args: argparse.Namespace, options: dict[str, Any]) -> "P
 
 
 def run_info(args: argparse.Namespace) -> None:
-    print(describe_cache(args.directory))
+    print(describe_cache(_given_cache(args)))
+
+
+def _given_cache(args: argparse.Namespace) -> "str | Path":
+    """Return the directory of the cache that is named itself, or that a recipe uses."""
+    from pathlib import Path
+
+    from qsft.recipe.recipe_file import is_recipe
+
+    if args.recipe is not None and (Path(args.recipe).is_dir() or not is_recipe(args.recipe)):
+        if args.overrides:
+            raise ValueError(f"{args.overrides[0]!r} is a key of a recipe, but {args.recipe} is not a recipe.")
+        return str(args.recipe)
+    recipe = read_given_recipe(args)
+    from qsft.recipe.run import find_recipe_cache
+
+    return find_recipe_cache(recipe)
 
 
 def describe_cache(directory: "str | Path") -> str:
@@ -198,11 +221,12 @@ def run_verify(args: argparse.Namespace) -> int:
     """Check the files, and with a teacher the values; return 0 when all is well, 1 when not."""
     from qsft.teacher.verify import verify_cache
 
-    report = verify_cache(args.directory, progress=True)
+    directory = _given_cache(args)
+    report = verify_cache(directory, progress=True)
     _print_verification(report, drop=args.drop)
     if not report.ok:
         return 1
-    if args.teacher and not _verify_values(args):
+    if args.teacher and not _verify_values(args, directory):
         return 1
     return 0
 
@@ -223,14 +247,14 @@ def _print_verification(report: "Verification", *, drop: bool) -> None:
         print(f"removed {removed}; {left:,} documents are left. Build the cache again for the others.")
 
 
-def _verify_values(args: argparse.Namespace) -> bool:
+def _verify_values(args: argparse.Namespace, directory: "str | Path") -> bool:
     """Print how sampled documents agree with the teacher; whether they do, at the position they are stored for."""
     from qsft.teacher.cache import TeacherCache
     from qsft.teacher.identity import teacher_difference
     from qsft.teacher.sources.transformers_source import TransformersSource
     from qsft.teacher.verify import CONFIDENCE, compare_with_teacher, sample_documents
 
-    cache = TeacherCache(args.directory)
+    cache = TeacherCache(directory)
     identity = cache.manifest.identity
     source = TransformersSource(args.teacher, dtype=identity.dtype, revision=args.revision)
     documents = sample_documents(cache, args.sample)

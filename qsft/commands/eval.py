@@ -1,6 +1,7 @@
 """`qsft eval MODEL|RECIPE`: Average@n on the paper's benchmarks or your own, with intervals."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from qsft.files import shown
@@ -11,6 +12,8 @@ EXAMPLES = """\
 examples:
   qsft eval runs/numina_qwen_math_1p5b-target_sft --tasks math
   qsft eval numina_qwen_math_1p5b                          the recipe's trained model on the recipe's tasks
+  qsft eval numina_qwen_math_1p5b --target dft             the model that the recipe trained with another target
+  qsft eval --model_name_or_path X --dataset_name my.jsonl the model that `qsft train` made of the same options
   qsft eval Qwen/Qwen2.5-1.5B --tasks medical --protocol li-medical
   qsft eval runs/mine --tasks questions.jsonl --num_samples 4
                                                            a task of your own: one {"problem", "answer"} per line
@@ -50,6 +53,10 @@ def description() -> str:
     protocols = "\n".join(f"  {name:<21} {title}" for name, title in PROTOCOL_TITLES.items())
     return (
         "Sample, grade and report. A killed evaluation continues; other settings than the existing ones are an error."
+        "\n\nMODEL is the directory of a model or LoRA adapter, or a hub id. RECIPE is a file or a name: the model it "
+        "trained is evaluated; --key value replaces a key of it, as for `qsft train`. Without either, "
+        "--model_name_or_path names the model; with --dataset_name the keys describe a training, and the model that "
+        "`qsft train` made of them is evaluated."
         f"\n\nprotocols:\n{protocols}"
     )
 
@@ -58,9 +65,8 @@ DESCRIPTION = description  # called when help is printed
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL|RECIPE", help="directory of a model or LoRA adapter, hub id, recipe file or recipe name"
-    )
+    parser.usage = "qsft eval MODEL|RECIPE [options] [--key value ...]"
+    parser.set_defaults(takes_recipe=True)  # args.recipe is the model or recipe, args.overrides are keys of a recipe
     parser.add_argument("--tasks", help="math, medical, names, or JSONL files, comma-separated (default: math)")
     parser.add_argument("--protocol", help="one of the above (default: paper-math; for multiple choice li-medical)")
     for name, (kind, text) in PROTOCOL_OPTIONS.items():
@@ -89,11 +95,10 @@ def add_options(parser: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from qsft.evals.evaluate import evaluate, rescore
-    from qsft.experiments.eval_request import EvalRequest
     from qsft.inference.vllm_engine import parse_engine_args
 
-    given = {"tasks": args.tasks, "protocol": args.protocol, "output_dir": args.output_dir}
-    request = EvalRequest.for_model(args.model, given)
+    given: dict[str, Any] = {"tasks": args.tasks, "protocol": args.protocol, "output_dir": args.output_dir}
+    request = _request(args, given)
     changes = {name: getattr(args, name) for name in PROTOCOL_OPTIONS if getattr(args, name) is not None}
     if args.stop is not None:
         changes["stop"] = tuple(args.stop)
@@ -114,6 +119,28 @@ def run(args: argparse.Namespace) -> None:
     if is_main():
         print(f"\n{report}\n{shown(request.output_dir / 'report.html')}")
     Group().end()
+
+
+def _request(args: argparse.Namespace, given: dict[str, Any]) -> Any:
+    """Return the request for the given model, for the model of a recipe, or for that of a training given by keys."""
+    from qsft.experiments.eval_request import EvalRequest
+    from qsft.recipe.recipe_file import is_recipe, read_recipe
+
+    is_directory = args.recipe is not None and Path(args.recipe).is_dir()
+    if args.recipe is not None and (is_directory or not is_recipe(args.recipe)):
+        if args.overrides:
+            raise ValueError(
+                f"{args.overrides[0]!r} is not an option of `qsft eval` with a model (`qsft eval --help` lists them). "
+                "Keys of a recipe are accepted with a RECIPE, or without a model."
+            )
+        return EvalRequest.for_model(args.recipe, given)
+    if args.recipe is None and not args.overrides:
+        raise ValueError("nothing is given. Name a MODEL or a RECIPE, or give --model_name_or_path.")
+    recipe = read_recipe(args.recipe, args.overrides)
+    student = recipe.values.get("model_name_or_path")
+    if args.recipe is None and student is not None and "dataset_name" not in recipe.values:
+        return EvalRequest.for_model(student, given)
+    return EvalRequest.for_trained_recipe(recipe, given)
 
 
 def _check_rescore(args: argparse.Namespace, changes: dict[str, Any]) -> None:

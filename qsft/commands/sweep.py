@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from qsft.commands import add_recipe, given_options
+from qsft.commands import add_recipe, check_given, given_options
 
 HELP = "train and evaluate a grid of targets, compare them"
 DESCRIPTION = (
@@ -18,6 +18,7 @@ examples:
   qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target_sft eta=0.2,0.5,1.0
   qsft sweep recipes/m23k_qwen_1p5b.yaml --grid target=sft,target_sft --eval "--limit 100" --learning_rate 2e-5
   qsft sweep numina_qwen_math_1p5b --grid target=sft,target_sft --accelerate_config zero3 --dry_run
+  qsft sweep --model_name_or_path X --teacher Y --dataset_name my.jsonl --grid target=sft,target_sft
 """
 
 
@@ -26,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", nargs="+", required=True, metavar="NAME=V,V", help="target=… and hyper-parameters")
     parser.add_argument("--eval", default="", metavar="OPTIONS", help='options of `qsft eval`, quoted: "--limit 100"')
     parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to show (default: RECIPE's)")
-    parser.add_argument("--output_dir", help="where the runs go (default: sweeps/RECIPE)")
+    parser.add_argument("--output_dir", help="where the runs go (default: sweeps/RECIPE; without a recipe sweeps/run)")
     parser.add_argument("--dry_run", action="store_true", help="print the plan and stop")
 
 
@@ -41,10 +42,12 @@ def make_sweep(args: argparse.Namespace) -> Any:
     """Return the sweep that the options describe; a wrong key or option is an error before the first run."""
     from qsft.experiments.sweep import Sweep, expand_grid
 
+    check_given(args.recipe, args.overrides)
+    name = "run" if args.recipe is None else Path(args.recipe).stem
     sweep = Sweep(
         recipe=args.recipe,
         runs=expand_grid(args.grid),
-        output_dir=Path(args.output_dir or Path("sweeps", Path(args.recipe).stem)),
+        output_dir=Path(args.output_dir or Path("sweeps", name)),
         overrides=args.overrides,
         eval_options=parse_eval_options(args.eval),
         paper=args.paper,
@@ -60,6 +63,4 @@ def parse_eval_options(text: str) -> dict[str, Any]:
 
     parser = argparse.ArgumentParser(prog="qsft sweep --eval", add_help=False, allow_abbrev=False, exit_on_error=False)
     eval_command.add_options(parser)
-    options = given_options(parser, ["MODEL", *shlex.split(text)])
-    del options["model"]
-    return options
+    return given_options(parser, shlex.split(text))

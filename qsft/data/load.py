@@ -271,8 +271,9 @@ def read_rows(settings: DataSettings) -> Dataset:
             hub_id, settings.dataset_config, split=settings.dataset_train_split, revision=settings.dataset_revision
         )
     except OSError as error:  # no network, no such data set, no access: the hub's errors are all OSErrors
+        not_local = "" if source else f" There is no local file or directory {name!r} either."
         raise OSError(
-            f"the data set {hub_id!r} could not be loaded from the hub ({type(error).__name__}: {error})."
+            f"the data set {hub_id!r} could not be loaded from the hub ({type(error).__name__}: {error}).{not_local}"
             f"{did_you_mean(name, SOURCES)} "
             f"Without a network, give the same rows with --data_dir FILE_OR_DIRECTORY ({', '.join(LOADERS)})."
         ) from error

@@ -3,6 +3,7 @@
 A request is resolved once, from what the user gave and what the run or the recipe declares. `argv()` is its command.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 from qsft.evals.tasks import find_tasks
 from qsft.fingerprints import digest_json
-from qsft.recipe.recipe_file import Recipe, is_recipe, read_recipe
+from qsft.recipe.recipe_file import Recipe
 from qsft.recipe.record import read_recipe_record
+from qsft.redaction import redact_words
 from qsft.run_directory import BASE, evaluation_directory
 
 DEFAULT_TASKS = "math"
@@ -38,20 +40,9 @@ class EvalRequest:
 
     @classmethod
     def for_model(cls, model: str, given: Mapping[str, Any]) -> "EvalRequest":
-        """Return the request of `qsft eval MODEL|RECIPE`; `given` are the options by name.
-
-        Raises:
-            FileNotFoundError: `model` is a recipe whose model was not trained yet.
-        """
+        """Return the request of `qsft eval MODEL`; `given` are the options by name."""
         eval_tasks: str | None = None
         eval_protocol: str | None = None
-        if is_recipe(model) and not Path(model).is_dir():
-            recipe = read_recipe(model)
-            if not Path(recipe.output_dir).is_dir():
-                raise FileNotFoundError(f"{recipe.output_dir} does not exist yet. Run `qsft train {model}` first.")
-            model = recipe.output_dir
-            eval_tasks = recipe.values.get("eval_tasks")
-            eval_protocol = recipe.eval_protocol
         record = read_recipe_record(model) if Path(model).is_dir() else None
         if record is not None:
             eval_tasks = record.eval_tasks
@@ -60,8 +51,23 @@ class EvalRequest:
         return _resolve(model, given, eval_tasks, eval_protocol, default)
 
     @classmethod
+    def for_trained_recipe(cls, recipe: Recipe, given: Mapping[str, Any]) -> "EvalRequest":
+        """Return the request of `qsft eval RECIPE`: the model in the recipe's output directory.
+
+        Raises:
+            FileNotFoundError: It was not trained yet.
+        """
+        if not Path(recipe.output_dir).is_dir():
+            name = [] if recipe.path is None else [recipe.address]
+            command = shlex.join(["qsft", "train", *name, *redact_words(recipe.overrides)])
+            raise FileNotFoundError(f"{recipe.output_dir} does not exist yet. Run `{command}` first.")
+        if read_recipe_record(recipe.output_dir) is not None:
+            return cls.for_model(recipe.output_dir, given)
+        return cls.for_run(recipe, given)
+
+    @classmethod
     def for_run(cls, recipe: Recipe, given: Mapping[str, Any]) -> "EvalRequest":
-        """Return the request that measures the model a recipe trains, before it is trained."""
+        """Return the request that measures the model a recipe trains, by what the recipe declares."""
         tasks = recipe.values.get("eval_tasks")
         default = evaluation_directory(recipe.output_dir)
         return _resolve(recipe.output_dir, given, tasks, recipe.eval_protocol, default)

@@ -108,7 +108,7 @@ class Sweep:
     """A recipe, the runs of its grid and where they go.
 
     Attributes:
-        recipe: Name or file of the recipe.
+        recipe: Name or file of the recipe; None if `overrides` give the whole training.
         runs: The points of the grid.
         output_dir: Directory of all runs.
         overrides: Options of `qsft train` for every training, those of the launcher included.
@@ -116,7 +116,7 @@ class Sweep:
         paper: Published numbers to show beside; None for the recipe's own, if it is one of the paper's.
     """
 
-    recipe: str
+    recipe: str | None
     runs: Sequence[Run]
     output_dir: Path
     overrides: Sequence[str] = ()
@@ -149,7 +149,8 @@ class Sweep:
         evaluate = [*qsft, "eval", *self.eval_request(run).argv()]
         if run.target == BASE:
             return {EVAL: evaluate}
-        train = [*qsft, "train", self.recipe, *self._run_options(run), *self.overrides]
+        recipe = [] if self.recipe is None else [self.recipe]
+        train = [*qsft, "train", *recipe, *self._run_options(run), *self.overrides]
         return {TRAIN: [*train, *_resume_options(self.output_dir / run.name)], EVAL: evaluate}
 
     def settings(self, run: Run) -> dict[str, Any]:
@@ -165,7 +166,8 @@ class Sweep:
         Raises:
             ValueError: A run was started with other settings.
         """
-        lines = [f"{len(self.runs)} runs of {self.recipe} in {shown(self.output_dir)}:"]
+        recipe = "" if self.recipe is None else f" of {self.recipe}"
+        lines = [f"{len(self.runs)} runs{recipe} in {shown(self.output_dir)}:"]
         for run in self.runs:
             self._check_settings(run)
             remaining = [step for step in self.settings(run) if step not in self.completed(run)]
@@ -195,6 +197,8 @@ class Sweep:
         """The published numbers to compare with: those requested, or the recipe's if they are about these tasks."""
         if self.paper is not None:
             return self.paper
+        if self.recipe is None:
+            return None
         name = Path(self.recipe).stem
         published = published_setting(name)
         if published is None:

@@ -25,7 +25,14 @@ from qsft.recipe.dry_run import print_dry_run
 from qsft.recipe.job import Job, configure, on_this_device
 from qsft.recipe.memory import count_parameters
 from qsft.recipe.model_shapes import student_config
-from qsft.recipe.prepare import curate_job, load_student_tokenizer, make_models, prepare
+from qsft.recipe.prepare import (
+    curate_job,
+    load_student_tokenizer,
+    make_models,
+    prepare,
+    resolve_job_teacher,
+    teacher_cache_path,
+)
 from qsft.recipe.recipe_file import Recipe, read_recipe
 from qsft.recipe.record import RecipeRecord
 from qsft.recipe.relaunch import COMMAND_VARIABLE, handled, split_words
@@ -33,6 +40,8 @@ from qsft.redaction import redact_words
 from qsft.teacher.cache import TeacherCache
 from qsft.train.checkpoints import check_complete, describe_existing_run, move_previous_run, resolve_checkpoint
 from qsft.train.config import as_dict
+from qsft.train.teacher import CachedTeacher
+from qsft.user_functions import is_function_name
 
 
 def train(recipe: Recipe) -> None:
@@ -131,6 +140,25 @@ def build_recipe_cache(recipe: Recipe) -> TeacherCache:
             )
         trainer.accelerator.wait_for_everyone()
         return trainer.cache
+
+
+def find_recipe_cache(recipe: Recipe) -> Path:
+    """Return the directory of the teacher cache that training a recipe uses, whether it exists or not.
+
+    Raises:
+        ValueError: The target reads no cache, or a function that has not run yet makes the teacher or the student.
+    """
+    job = configure(on_this_device(recipe))
+    tokenizer = None if is_function_name(job.student) else load_student_tokenizer(job)
+    path = teacher_cache_path(job, tokenizer)
+    if path is not None:
+        return path
+    if isinstance(resolve_job_teacher(job), CachedTeacher):
+        raise ValueError(
+            f"{recipe.name} makes its models by a function, and the name of their cache depends on them. Give the "
+            "cache's directory; `qsft cache list` shows the existing ones."
+        )
+    raise ValueError(f"target {job.args.target!r} of {recipe.name} does not read a teacher cache.")
 
 
 def curate_recipe(method: str, name: str | None, options: Namespace, overrides: Sequence[str]) -> None:

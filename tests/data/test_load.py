@@ -204,6 +204,17 @@ def test_what_cannot_be_loaded_says_what_would(tiny_tokenizer, tmp_path):
         load_training_data(DataSettings(), tiny_tokenizer)
 
 
+@pytest.mark.parametrize("name", ["mine.jsonl", "data/mine.parquet", "./mine", "/no/such/rows"])
+def test_a_local_file_that_does_not_exist_is_named_as_such(name, tiny_tokenizer):
+    with pytest.raises(FileNotFoundError, match=f"there is no file or directory '{name}'"):
+        load_training_data(DataSettings(dataset_name=name), tiny_tokenizer)
+
+
+def test_a_name_that_could_be_local_or_on_the_hub_is_searched_in_both(tiny_tokenizer):
+    with pytest.raises(OSError, match="There is no local file or directory 'data/mine' either"):
+        load_training_data(DataSettings(dataset_name="data/mine"), tiny_tokenizer)
+
+
 def test_manifest_is_written_beside_the_run(rows_file, tiny_tokenizer, tmp_path):
     data = load(tiny_tokenizer, rows_file("numina"), "numina", multiple_of=8)
     data.write_manifest(tmp_path / "run")

@@ -1,0 +1,75 @@
+"""`qsft sweep`, `eval` and `cache info|verify` with the options of a training instead of a recipe, or with a recipe."""
+
+import json
+
+import pytest
+
+from qsft.cli import main
+from qsft.experiments import sweep as sweep_module
+
+
+@pytest.fixture
+def training_options(local_words, tmp_path, monkeypatch):
+    """The options of a tiny training on a user's own rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path / "caches"))
+    rows = [{"prompt": f"w{number} w1", "completion": f" w{number}"} for number in range(16)]
+    (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.jsonl").write_text('{"problem": "w1 + w2 = ?", "answer": "3"}\n')
+    words = local_words(dataset_name="my.jsonl", max_steps=1)
+    at = words.index("--data_dir")
+    return words[:at] + words[at + 2 :]
+
+
+def test_a_sweep_and_the_evaluation_of_what_was_trained(training_options, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(sweep_module, "run_child", lambda command: (main(command[3:]), False))
+    evaluation = "--tasks sums.jsonl --max_new_tokens 4 --num_samples 1"
+    assert main(["sweep", "--grid", "target=sft,dft", "--eval", evaluation, *training_options]) == 0
+    assert (tmp_path / "sweeps" / "run" / "comparison" / "comparison.json").is_file()
+
+    options = [*training_options, "--target", "sft"]
+    assert main(["train", *options]) == 0
+    assert main(["eval", "--tasks", "sums.jsonl", "--max_new_tokens", "4", "--num_samples", "1", *options]) == 0
+    assert (tmp_path / "runs" / "run-sft" / "_eval" / "summary.json").is_file()
+
+
+def test_eval_of_a_model_given_by_its_key(tiny_files, training_options, tmp_path):
+    student = str(tiny_files / "student")
+    words = ["--tasks", "sums.jsonl", "--max_new_tokens", "4", "--num_samples", "1", "--output_dir", "out"]
+    assert main(["eval", "--model_name_or_path", student, *words]) == 0
+    settings = json.loads((tmp_path / "out" / "summary.json").read_text())["settings"]
+    assert settings["model"] == student
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["eval"], "Name a MODEL or a RECIPE, or give --model_name_or_path"),
+        (["eval", "some/model", "--target", "dft"], "'--target' is not an option of `qsft eval` with a model"),
+        (["eval", "numina_qwen_math_1p5b", "--target", "dft"], "Run `qsft train numina_qwen_math_1p5b --target dft`"),
+        (["eval", "numina_qwen_math_1p5b", "--limt", "3"], "'limt' is not a key"),
+        (["sweep", "--grid", "target=sft"], "nothing is given. Name a RECIPE, or give --model_name_or_path"),
+        (["cache", "info"], "nothing is given. Name a RECIPE"),
+        (["cache", "info", "nowhere"], "there is no teacher cache nowhere"),
+        (["cache", "info", "nowhere", "--target", "sft"], "nowhere is not a recipe"),
+        (["cache", "info", "numina_qwen_math_1p5b", "--target", "dft"], "does not read a teacher cache"),
+        (["cache", "verify", "demo"], "there is no directory caches/demo"),
+    ],
+)
+def test_what_is_missing_or_does_not_fit_is_an_error(words, message, training_options, tiny_files, capsys):
+    if "dft" in words and words[0] == "cache":
+        words = [*words, "--model_name_or_path", str(tiny_files / "student")]
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_cache_info_and_verify_take_a_recipe_or_its_keys(training_options, tmp_path, capsys):
+    assert main(["cache", "build", *training_options]) == 0
+    capsys.readouterr()
+    assert main(["cache", "info", *training_options]) == 0
+    assert "16 in 1 shards" in capsys.readouterr().out
+    recipe = tmp_path / "mine.yaml"
+    pairs = zip(training_options[::2], training_options[1::2], strict=True)
+    recipe.write_text("".join(f"{key.removeprefix('--')}: {value}\n" for key, value in pairs))
+    assert main(["cache", "verify", str(recipe)]) == 0
+    assert "all sound" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import base64
 import gzip
 import html
 import json
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -41,6 +42,9 @@ ROLES = {
     GREY: "muted",
     PAPER: "card",
 }
+# Characters without a glyph that Unicode does not count among the format characters: the combining grapheme joiner,
+# the Hangul fillers and the blank Braille pattern.
+BLANK_CHARACTERS = "\u034f\u115f\u1160\u3164\uffa0\u2800"
 
 
 def page(
@@ -131,8 +135,26 @@ def write_page(path: str | Path, text: str) -> Path:
 
 
 def escape(text: object) -> str:
-    """Return text escaped for HTML, inside or outside an attribute."""
-    return html.escape(str(text), quote=True)
+    """Return text escaped for HTML, inside or outside an attribute; invisible characters are shown."""
+    return html.escape(show_invisible(str(text)), quote=True)
+
+
+def show_invisible(text: str) -> str:
+    """Return text with invisible characters written out, as ⟨U+202E⟩.
+
+    These are control and format characters: bidirectional marks and overrides, which would reorder the text around
+    them, and zero-width characters, which would make two different texts look the same.
+
+    >>> show_invisible("a\\u202eb")
+    'a⟨U+202E⟩b'
+    """
+    return "".join(f"⟨U+{ord(character):04X}⟩" if _is_invisible(character) else character for character in text)
+
+
+def _is_invisible(character: str) -> bool:
+    if character in "\n\t\r":
+        return False
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") or character in BLANK_CHARACTERS
 
 
 def packed(text: str, level: int = 9) -> str:

@@ -72,7 +72,7 @@ RUN = {
 PARSED_ONLY = {
     "qsft eval runs/numina_qwen_math_1p5b-target_sft --backend vllm "
     "--engine gpu_memory_utilization=0.8 enforce_eager=true": "needs vLLM: tests/vllm samples with it",
-    "qsft demo --worlds": "takes minutes: a slow test of tests/demo runs it",
+    "qsft demo --scenarios": "takes minutes: a slow test of tests/demo runs it",
     "qsft demo --methods rft,star,grape,critical": "takes minutes: a slow test of tests/demo runs it",
     "qsft compare base RUN RUN": "any runs: another command compares two",
 }

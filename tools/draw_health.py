@@ -16,7 +16,8 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 
 from qsft.demo.foundation import make_models, untrained
-from qsft.demo.scenario import Phases, Scenario, save
+from qsft.demo.scenario import Scenario
+from qsft.demo.training import Phases, save
 
 PANELS = ("loss", "nll", "gamma", "rescue", "filter", "label_in_topk", "support_mass", "teacher_tail")
 RUNS = {"a teacher that is right": "-", "sure of wrong facts": "--", "does not know the language": ":"}

@@ -47,27 +47,27 @@ def _add_document_options(parser: Any, num_documents: int) -> None:
         type=int,
         default=num_documents,
         metavar="N",
-        help="documents, drawn at random (default: %(default)s)",
+        help="documents, sampled at random (default: %(default)s)",
     )
     parser.add_argument("--draw_seed", type=int, default=0, help="seed of the draw (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON as well")
 
 
 def run_targets(args: argparse.Namespace) -> None:
-    from qsft.explore.explorer import targets_page
+    from qsft.explore.target_explorer import targets_page
 
     print("computing the tables of every target ...", flush=True)
     _write(args, targets_page())
 
 
 def run_run(args: argparse.Namespace) -> None:
-    from qsft.explore.runs import read_runs, run_page
+    from qsft.explore.training_curves import read_runs, run_page
 
     _write(args, run_page(read_runs(args.directories)))
 
 
 def run_tokens(args: argparse.Namespace) -> None:
-    from qsft.explore.tokens import tokens_page, xray
+    from qsft.explore.token_xray import tokens_page, xray
 
     inputs = _read_inputs(args)
     data = xray(inputs.model, inputs.tokenizer, inputs.documents, inputs.target, inputs.teacher, n=args.num_documents)
@@ -75,8 +75,9 @@ def run_tokens(args: argparse.Namespace) -> None:
 
 
 def run_alignment(args: argparse.Namespace) -> None:
-    from qsft.explore.alignment import comparable_targets, in_words, measure_alignment
-    from qsft.explore.heatmap import alignment_page
+    from qsft.explore.alignment import comparable_targets, measure_alignment
+    from qsft.explore.alignment_report import alignment_page
+    from qsft.explore.alignment_summary import in_words
 
     inputs = _read_inputs(args)
     data = measure_alignment(
@@ -88,7 +89,8 @@ def run_alignment(args: argparse.Namespace) -> None:
         targets=comparable_targets(inputs.target),
         high=args.high,
     )
-    print("\n".join(f"- {sentence}" for sentence in in_words(data)))
+    for sentence in in_words(data):
+        print(f"- {sentence}")
     _write(args, alignment_page(data), data)
 
 

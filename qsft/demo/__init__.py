@@ -1,1 +1,1 @@
-"""A small world that shows the paper's effect without any download."""
+"""A small synthetic task that shows the paper's effect without any download."""

@@ -1,188 +1,209 @@
-"""The demo from beginning to end: pretrain, teach, cache, fine-tune every method, measure every model.
-
-Data-level methods first turn the noisy demonstrations into others, with the base's help.
-"""
+"""The demo from beginning to end: pretrain, teach, cache, fine-tune with every method, measure every model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
-from datasets import Dataset, load_from_disk
+from datasets import Dataset
 from rich.console import Console
 
-from qsft.curate.context import CurationInputs
-from qsft.curate.curation import curate
-from qsft.curate.registry import Options
-from qsft.data.sources import DataSettings
+from qsft.demo.curated import curated_demonstrations
+from qsft.demo.documents import demonstrations
 from qsft.demo.foundation import make_models
-from qsft.demo.measure import LONGEST, Contexts, Knowledge, Measurement, knowledge, measure
-from qsft.demo.results import BASE, TEACHER, TOKENS, Results, SeedResult
-from qsft.demo.scenario import Method, Phases, Scenario, demonstrations, fit, load, save
-from qsft.demo.world import EQUALS, ClockProblem, fact, make_tokenizer
-from qsft.explore.tokens import tokens_page, xray
+from qsft.demo.knowledge import Contexts, Knowledge, known_facts
+from qsft.demo.measure import Measurement, measure
+from qsft.demo.methods import Method
+from qsft.demo.results import BASE, TEACHER, TEACHER_CACHE, TOKENS_PAGE, Results, SeedResult
+from qsft.demo.scenario import Scenario
+from qsft.demo.task import EQUALS, fact, make_tokenizer
+from qsft.demo.training import Phases, fit, load, save
+from qsft.explore.token_xray import tokens_page, xray
 from qsft.page import write_page
 from qsft.progress import quiet_libraries
 from qsft.targets.registry import make_target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture.capture import build_cache
 
-COLOURED = 128  # demonstrations on the page of tokens, among which the one to show is chosen
-Memory = dict[Any, tuple[Path, Measurement]]  # by what a model is made from: see `run_seed`
-SETTINGS: dict[str, dict[str, Any]] = {
-    "rft": {"num_samples": 4, "max_new_tokens": LONGEST},
-    "star": {"hint": "{question} the clock knows {gold}", "max_new_tokens": LONGEST},
-    "grape": {"columns": "others"},
-    "critical": {"alternatives": 2, "max_new_tokens": LONGEST},
-}
-OPTIONS = Options(gold="qsft.demo.world:answer", verifier="qsft.demo.world:verify", overwrite=True)
-OTHERS = 3  # further demonstrators that GRAPE chooses from
-ATTEMPTS = {"star": 2}  # at most: the second, with the hint, is for failures
-MOST = {"critical": 512}  # problems: it tries every token, so it costs most
+COLORED_DOCUMENTS = 128  # demonstrations on the page of tokens; the one in the report is chosen from them
 
 
-def run_worlds(
-    worlds: Mapping[str, Scenario], seeds: int, methods: tuple[Method, ...], out: Path, console: Console
+@dataclass(frozen=True)
+class TrainedModel:
+    """A fine-tuned model and its accuracy."""
+
+    path: Path
+    measurement: Measurement
+
+
+# Fine-tuned models by what they are made from: seed, noise, the teacher if the method reads it, the method's slug.
+TrainedModels = dict[tuple[int, float, str | None, str], TrainedModel]
+
+
+def run_scenarios(
+    scenarios: Mapping[str, Scenario], seeds: int, methods: tuple[Method, ...], output_dir: Path, console: Console
 ) -> dict[str, Results]:
-    """The results of every world over `seeds` seeds; fine-tuned models are written below `out`.
+    """Run every scenario over `seeds` seeds and return the results by scenario.
 
-    Methods that read no teacher are trained once for the same demonstrations.
+    Fine-tuned models are written below `output_dir`. Methods that read no teacher are trained once for the same
+    demonstrations.
     """
-    memory: Memory = {}
-    done = {}
-    for name, scenario in worlds.items():
-        console.print(f"\n[bold]the {name} world[/bold]" if name else "", highlight=False)
-        found = []
+    trained: TrainedModels = {}
+    results = {}
+    for name, scenario in scenarios.items():
+        console.print(f"\n[bold]scenario: {name}[/bold]" if name else "", highlight=False)
+        seed_results = []
         for seed in range(scenario.seed, scenario.seed + seeds):
             if seeds > 1:
                 console.print(f"\n[bold]seed {seed}[/bold]", highlight=False)
+            directory = output_dir / name / f"seed-{seed}"
             with quiet_libraries():
-                place = out / name / f"seed-{seed}"
-                found.append(run_seed(replace(scenario, seed=seed), methods, place, Phases(console), memory))
-        done[name] = Results(methods, tuple(found))
-    return done
+                result = run_seed(replace(scenario, seed=seed), methods, directory, Phases(console), trained)
+            seed_results.append(result)
+        results[name] = Results(methods, tuple(seed_results))
+    return results
 
 
-def run_seed(scenario: Scenario, methods: Sequence[Method], out: Path, phases: Phases, memory: Memory) -> SeedResult:
+def run_seed(
+    scenario: Scenario, methods: Sequence[Method], output_dir: Path, phases: Phases, trained: TrainedModels
+) -> SeedResult:
+    """Run one seed of one scenario.
+
+    Args:
+        trained: models of other scenarios, which are used again; new ones are added.
+    """
     base, teacher = make_models(scenario, phases)
     data = demonstrations(scenario)
     cache = cache_teacher(scenario, data, teacher, phases)
-    places = {BASE: base, TEACHER: teacher}
-    models = {label: measure_model(label, place, scenario, phases) for label, place in places.items()}
+    paths = {BASE: base, TEACHER: teacher}
+    measurements = {label: measure_model(label, path, scenario, phases) for label, path in paths.items()}
     for method in methods:
-        read = scenario.teacher if "teacher" in method.target.needs else None
-        key = (scenario.seed, scenario.noise, read, method.slug)
-        if key in memory:
-            phases.say(method.label, "as with the other teacher: it reads none")
+        key = (scenario.seed, scenario.noise, scenario.teacher if method.reads_teacher else None, method.slug)
+        if key in trained:
+            phases.note(method.label, "already trained: it reads no teacher, and the demonstrations are the same")
         else:
-            place = fine_tune(scenario, method, data, base, cache, out / method.slug, phases)
-            memory[key] = place, measure_model(method.label, place, scenario, phases)
-        places[method.label], models[method.label] = memory[key]
-    coloured = xray(load(base), make_tokenizer(), data, make_target("target_sft"), cache, n=COLOURED)
-    tokens = write_page(out / "tokens.html", tokens_page(coloured, title="Demonstrations, token by token"))
-    named = {TOKENS: tokens, "teacher cache": cache.path, **places}
+            path = fine_tune(scenario, method, data, base, cache, output_dir / method.slug, phases)
+            trained[key] = TrainedModel(path, measure_model(method.label, path, scenario, phases))
+        paths[method.label] = trained[key].path
+        measurements[method.label] = trained[key].measurement
+    colored = xray(load(base), make_tokenizer(), data, make_target("target_sft"), cache, n=COLORED_DOCUMENTS)
+    tokens = write_page(output_dir / "tokens.html", tokens_page(colored, title="Demonstrations, token by token"))
+    named_paths = {TOKENS_PAGE: tokens, TEACHER_CACHE: cache.path, **paths}
     return SeedResult(
         scenario=scenario,
-        models=models,
-        knows={label: knowledge(load(place)) for label, place in places.items()},
-        closed_form=compare(scenario, methods, places),
-        demonstration=most_instructive(coloured),
-        places={label: str(place) for label, place in named.items()},
+        models=measurements,
+        knows={label: known_facts(load(path)) for label, path in paths.items()},
+        closed_form=compare_with_closed_form(scenario, methods, paths),
+        demonstration=most_instructive_demonstration(colored),
+        paths={label: str(path) for label, path in named_paths.items()},
         seconds=phases.seconds,
     )
 
 
 def cache_teacher(scenario: Scenario, data: Dataset, teacher: Path, phases: Phases) -> TeacherCache:
-    """The teacher's top-k on the demonstrations; it lies beside the teacher, and other noise only adds to it."""
+    """Return the teacher's top-k on the demonstrations.
+
+    The cache is kept beside the teacher; demonstrations with other noise are added to it.
+    """
     path = teacher.with_name(teacher.name.replace("teacher", "cache"))
     with phases.phase("cache the teacher", len(data), "documents") as progress:
-        if path.exists() and not (found := TeacherCache(path).verify()).ok:
-            found.drop()
-        options: dict[str, Any] = {"top_k": scenario.top_k, "device": "cpu", "progress": False}
-        cache = build_cache(data, str(teacher), path, tokenizer=make_tokenizer(), **options)
+        if path.exists():
+            verification = TeacherCache(path).verify()
+            if not verification.ok:
+                verification.drop()
+        cache = build_cache(
+            data,
+            str(teacher),
+            path,
+            tokenizer=make_tokenizer(),
+            top_k=scenario.top_k,
+            device="cpu",
+            progress=False,
+        )
         progress.advance(len(data))
     return cache
 
 
 def fine_tune(
-    scenario: Scenario, method: Method, data: Dataset, base: Path, cache: TeacherCache, out: Path, phases: Phases
+    scenario: Scenario, method: Method, data: Dataset, base: Path, cache: TeacherCache, output_dir: Path, phases: Phases
 ) -> Path:
+    """Fine-tune the base with one method and return the model's directory."""
     phase = scenario.fine_tuning
-    if method.curate:
-        data = curated_rows(scenario, method, data, base, out.with_name(f"{out.name}-data"), phases)
     if method.learning_rate is not None:
         phase = replace(phase, learning_rate=method.learning_rate)
-    teacher = cache if "teacher" in method.target.needs else None
-    target: dict[str, Any] = {"target": method.row, "target_kwargs": method.hparams}
+    if method.curate is not None:
+        curated_dir = output_dir.with_name(f"{output_dir.name}-data")
+        data = curated_demonstrations(method.curate, scenario, data, base, curated_dir, phases, method.label)
     with phases.phase(f"fine-tune {method.label}", phase.steps, "steps") as progress:
         model = load(base)
-        fit(model, data, phase, seed=scenario.seed, progress=progress, teacher=teacher, **target)
-        save(model, out)
-    return out
+        fit(
+            model,
+            data,
+            phase,
+            seed=scenario.seed,
+            progress=progress,
+            target_name=method.target_name,
+            hyper_parameters=method.hyper_parameters,
+            teacher=cache if method.reads_teacher else None,
+        )
+        save(model, output_dir)
+    return output_dir
 
 
-def curated_rows(scenario: Scenario, method: Method, data: Dataset, base: Path, out: Path, phases: Phases) -> Dataset:
-    """As many documents as the demonstrations are, drawn from what a method makes of them: all train equally long."""
-    name = str(method.curate)
-    rows = data.select(range(min(len(data), MOST.get(name, len(data)))))
-    rows = rows.add_column("others", other_demonstrations(rows, scenario)) if name == "grape" else rows
-    responses = len(rows) * SETTINGS[name].get("num_samples", 1) * ATTEMPTS.get(name, 1)
-    inputs = CurationInputs(rows, DataSettings(), load(base), make_tokenizer())
-    with phases.phase(f"curate by {method.label}", responses, "responses") as progress:
-        curate(name, SETTINGS[name], inputs, out, OPTIONS, watch=lambda record: progress.advance())
-    made = load_from_disk(str(out)).shuffle(seed=scenario.seed)
-    made = made.select_columns([name for name in ("input_ids", "labels", "critical") if name in made.column_names])
-    return made.select([at % len(made) for at in range(len(data))])
+def measure_model(label: str, path: Path, scenario: Scenario, phases: Phases) -> Measurement:
+    """Return the accuracy of a model on the scenario's evaluation problems."""
+    responses = scenario.problems * (scenario.samples + 1)  # one more for greedy decoding
+    with phases.phase(f"measure {label}", responses, "responses") as progress:
+        return measure(load(path), scenario.evaluation, scenario.samples, progress)
 
 
-def other_demonstrations(rows: Dataset, scenario: Scenario) -> list[list[str]]:
-    """Further solutions to the same problems, by demonstrators who slip as often, without <eos>."""
-    random, problems = Random(f"others {scenario.seed}"), map(ClockProblem.of, rows["input_ids"])
-    write = scenario.demonstrator.solution
-    return [[" ".join(write(problem, random)[:-1]) for _ in range(OTHERS)] for problem in problems]
-
-
-def measure_model(label: str, place: Path, scenario: Scenario, phases: Phases) -> Measurement:
-    answers = scenario.problems * (scenario.samples + 1)  # one more for greedy decoding
-    with phases.phase(f"measure {label}", answers, "answers") as progress:
-        return measure(load(place), scenario.evaluation, scenario.samples, progress)
-
-
-def compare(
-    scenario: Scenario, methods: Sequence[Method], places: Mapping[str, Path]
+def compare_with_closed_form(
+    scenario: Scenario, methods: Sequence[Method], paths: Mapping[str, Path]
 ) -> dict[str, dict[str, Knowledge | None]]:
-    """For every method: how likely the right result of a step should be, and is."""
-    contexts = Contexts.of(scenario.evaluation)
-    teacher = contexts.numbers(load(places[TEACHER]))
-    return {
-        method.label: {
-            # What a data-level method writes has no distribution that is known beforehand.
-            "closed form": None if method.curate else contexts.predicted(method.target, scenario.noise, teacher),
-            "measured": contexts.right_by_kind(contexts.numbers(load(places[method.label]))),
-        }
-        for method in methods
-    }
+    """Return for every method how likely the right result of a step is in theory, and how likely it was measured."""
+    contexts = Contexts.of_problems(scenario.evaluation)
+    teacher = contexts.number_probs(load(paths[TEACHER]))
+    found: dict[str, dict[str, Knowledge | None]] = {}
+    for method in methods:
+        # The distribution of what a data-level method writes is not known beforehand.
+        closed_form = None if method.curate else contexts.predict(method.target, scenario.noise, teacher)
+        measured = contexts.right_by_kind(contexts.number_probs(load(paths[method.label])))
+        found[method.label] = {"closed form": closed_form, "measured": measured}
+    return found
 
 
-def most_instructive(coloured: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the X-ray's documents the one that shows most: a slip that is filtered, then a result that is rescued."""
+def most_instructive_demonstration(colored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document of `xray` that shows most: a slip that is filtered, then a result that is rescued."""
 
-    def shows(one: Mapping[str, Any]) -> int:
-        filtered = any(token["slip"] and token["tag"] == "filter" for token in one["tokens"])
-        return 2 * filtered + any(token["tag"] == "rescue" and token["word"].isdigit() for token in one["tokens"])
+    def score(demonstration: Mapping[str, Any]) -> int:
+        tokens = demonstration["tokens"]
+        has_filtered_slip = any(token["slip"] and token["tag"] == "filter" for token in tokens)
+        has_rescued_result = any(token["tag"] == "rescue" and token["word"].isdigit() for token in tokens)
+        return 2 * int(has_filtered_slip) + int(has_rescued_result)
 
-    return max((read_demonstration(one, coloured["vocabulary"]) for one in coloured["documents"]), key=shows)
+    read = [read_demonstration(document, colored["vocabulary"]) for document in colored["documents"]]
+    return max(read, key=score)
 
 
 def read_demonstration(document: Mapping[str, Any], vocabulary: Mapping[str, str]) -> dict[str, Any]:
-    """A document of the X-ray in the world's words: by token p_θ, p_T, γ, the likeliest word of Q, slip and tag."""
-    words, tokens = [vocabulary[str(token[2])] for token in document["tokens"]], []
-    for at, (_, _, label, p, t, gamma, q, _, kind, others) in enumerate(document["tokens"]):
-        favourite = max([(q, label), *((other[3], other[0]) for other in others)], key=lambda pair: pair[0])[1]
-        is_result = at > 0 and words[at - 1] in EQUALS
-        slip = is_result and int(words[at]) != fact(words[at - 3], int(words[at - 2]))
-        tag = kind if kind in ("rescue", "filter") else ""  # nothing where the base finds the token likely
-        said = {"word": words[at], "student": p, "teacher": t, "gamma": gamma, "favourite": vocabulary[str(favourite)]}
-        tokens.append({**said, "slip": slip, "tag": tag})
+    """Return the question of a document of `xray`, and per token p_θ, p_T, γ, the likeliest word of Q, slip, tag."""
+    words = [vocabulary[str(token["label"])] for token in document["tokens"]]
+    tokens = []
+    for index, token in enumerate(document["tokens"]):
+        likeliest = max([token, *token["alternatives"]], key=lambda candidate: candidate["q"])
+        likeliest_id = token["label"] if likeliest is token else likeliest["token"]
+        is_result = index > 0 and words[index - 1] in EQUALS
+        is_slip = is_result and int(words[index]) != fact(words[index - 3], int(words[index - 2]))
+        tokens.append(
+            {
+                "word": words[index],
+                "student": token["p"],
+                "teacher": token["t"],
+                "gamma": token["gamma"],
+                "top_of_q": vocabulary[str(likeliest_id)],
+                "slip": is_slip,
+                # Tokens that the base finds likely have no tag.
+                "tag": token["quadrant"] if token["quadrant"] in ("rescue", "filter") else "",
+            }
+        )
     return {"question": document["prompt"].partition(" ")[2], "tokens": tokens}

@@ -1,41 +1,54 @@
-"""The base and the teacher: half a million parameters each, trained to a stated criterion, and kept between runs.
+"""The demo's base and teacher: half a million parameters each, trained until they know their facts, kept between runs.
 
-The base must know the sums and most of the products, or there is nothing for demonstrations to build on; the teacher
-must know both (a wrong one, in its own way). Seeds come to know them at different steps: whoever falls short reads on.
-A kept model lies in a directory named by a digest of everything that made it, whole or not there at all.
+The base must know the sums and most of the products, or demonstrations have nothing to build on; the teacher must know
+both (a wrong teacher: its own wrong products). Seeds differ in the number of steps they need: a model that knows too
+little is trained further.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from qsft.demo import world
-from qsft.demo.measure import Knowledge, knowledge
-from qsft.demo.scenario import MODEL, TRAINING, Phase, Phases, Scenario, as_dataset, fit, load, save
-from qsft.demo.world import ADDING, MODULUS, MULTIPLYING, TEACHERS, WORDS, chains, pretraining_corpus
-from qsft.files import read_json, write_json
-from qsft.fingerprints import digest_json, file_digest
+from qsft.demo.documents import as_dataset
+from qsft.demo.kept import is_intact, keep, kept_path, read_notes
+from qsft.demo.knowledge import Knowledge, known_facts
+from qsft.demo.scenario import MODEL, TRAINING, Phase, Scenario
+from qsft.demo.task import (
+    ADDING,
+    BOS,
+    EOS,
+    IDS,
+    MODULUS,
+    MULTIPLYING,
+    PAD,
+    PROMPT_LENGTH,
+    TEACHERS,
+    WORDS,
+    chains,
+    pretraining_corpus,
+)
+from qsft.demo.training import Phases, fit, load, save
+from qsft.fingerprints import digest_json
 from qsft.processes import child_environment, local_rank
 from qsft.progress import quiet_libraries
 
-FIRST = 256
-ATTEMPTS = 3  # initialisations: some never get there
-KNOWN, SOME, NEAR = 0.98, 0.75, 0.02  # shares of the facts of a kind
-RECORD = "made_of.json"
+DIGESTED_DOCUMENTS = 256  # the first documents of a corpus stand for the code that writes it
+ATTEMPTS = 3  # initializations of the base: some never meet the criterion
+SUMS_KNOWN = 0.98  # share of the sums and differences that every model must know
+PRODUCTS_OF_BASE = 0.75  # with half of the products no target has enough to build on
+TOLERANCE = 0.02  # of a share that must be met exactly
 POLL_SECONDS = 0.5
+# Environment variables of launchers, by their beginning: a child process must not take part in a distributed run.
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
@@ -48,59 +61,89 @@ class DemoModels(NamedTuple):
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a model must know: the sums, and a share of the products or (`exactly`) about this share and no more."""
+    """What a model must know: the sums, and a share of the products.
+
+    Args:
+        products: the share of the products.
+        exactly: whether the share of products must be met from above too.
+    """
 
     products: float
     exactly: bool = False
 
     def met(self, known: Knowledge) -> bool:
-        products = known[MULTIPLYING]
-        enough = abs(products - self.products) <= NEAR if self.exactly else products >= self.products
-        return known[ADDING] >= KNOWN and enough
+        if known[ADDING] < SUMS_KNOWN:
+            return False
+        if self.exactly:
+            return abs(known[MULTIPLYING] - self.products) <= TOLERANCE
+        return known[MULTIPLYING] >= self.products
 
     def __str__(self) -> str:
-        near = f" ± {NEAR:.0%}" if self.exactly else ""
-        return f"at least {KNOWN:.0%} of {ADDING}, {self.products:.0%}{near} of {MULTIPLYING}"
+        tolerance = f" ± {TOLERANCE:.0%}" if self.exactly else ""
+        return f"at least {SUMS_KNOWN:.0%} of {ADDING}, {self.products:.0%}{tolerance} of {MULTIPLYING}"
 
 
-BASE_CRITERION = Criterion(SOME)  # with half of the products no target has enough to build on
+BASE_CRITERION = Criterion(PRODUCTS_OF_BASE)
 
 
 def teacher_criterion(teacher: str) -> Criterion:
+    """Return what a teacher of `TEACHERS` must know: all products but those it is meant to have wrong."""
     return Criterion(1.0 - TEACHERS[teacher].wrong_below / MODULUS, exactly=True)
 
 
-def places(scenario: Scenario) -> DemoModels:
-    """Where the models of a scenario are, or will be; the first documents stand for the code that writes them."""
-    seed, writer = scenario.seed, TEACHERS[scenario.teacher]
-    more = [asdict(scenario.more), scenario.rounds, ATTEMPTS, KNOWN, SOME, NEAR]
-    shared = {"seed": seed, "model": MODEL, "training": TRAINING, "more": more}
-    read, taught = pretraining_corpus(FIRST, seed), chains(writer, FIRST, seed)
-    base = {**shared, "pretraining": asdict(scenario.pretraining), "documents": digest_json([WORDS, *read])}
-    teacher = {"base": base, "teaching": asdict(scenario.teaching), "documents": digest_json(taught)}
-    return DemoModels(place_of("base", base), place_of("teacher", teacher))
+def model_paths(scenario: Scenario) -> DemoModels:
+    """Return where the models of a scenario are, or will be kept."""
+    writer = TEACHERS[scenario.teacher]
+    base = {
+        "seed": scenario.seed,
+        "model": MODEL,
+        "training": TRAINING,
+        "more": [asdict(scenario.more), scenario.rounds, ATTEMPTS, SUMS_KNOWN, PRODUCTS_OF_BASE, TOLERANCE],
+        "pretraining": asdict(scenario.pretraining),
+        "documents": digest_json([WORDS, *pretraining_corpus(DIGESTED_DOCUMENTS, scenario.seed)]),
+    }
+    teacher = {
+        "base": base,
+        "teaching": asdict(scenario.teaching),
+        "documents": digest_json(chains(writer, DIGESTED_DOCUMENTS, scenario.seed)),
+    }
+    return DemoModels(kept_path("base", base), kept_path("teacher", teacher))
 
 
-class Course(NamedTuple):
-    """How a model comes about: from one of several starts it reads `documents`, first in one phase, then more of them,
-    until it knows enough; of each document the first `prompt` tokens are no labels."""
+@dataclass(frozen=True)
+class Course:
+    """The training of one model: a first phase, then further ones until the criterion is met.
+
+    Args:
+        name: the phase's name on the console.
+        starts: functions that return an initial model; the next one is tried if the last one fails.
+        corpus: returns the first n documents.
+        prompt_length: how many tokens at the beginning of a document are not labels.
+    """
 
     name: str
     criterion: Criterion
     first: Phase
     starts: Sequence[Callable[[], PreTrainedModel]]
-    documents: Callable[[int], list[list[str]]]  # the first so many
-    prompt: int = 0
+    corpus: Callable[[int], list[list[str]]]
+    prompt_length: int = 0
 
     def train(self, scenario: Scenario, phases: Phases, directory: Path) -> Mapping[str, Any]:
-        """Save a model that knows what it should, or the last attempt; its steps and what it knows."""
-        for start, phase in product(self.starts, [self.first] + [scenario.more] * scenario.rounds):
-            if phase is self.first:
-                model, read, steps = start(), 0, 0
-            data = as_dataset(self.documents(read + phase.documents)[read:], self.prompt)
-            with phases.phase(self.name, phase.steps, "steps") as progress:
-                fit(model, data, phase, seed=scenario.seed, progress=progress)
-            read, steps, known = read + phase.documents, steps + phase.steps, knowledge(model)
+        """Save a model that meets the criterion, or else the last attempt. Return its steps and what it knows."""
+        for start in self.starts:
+            model = start()
+            documents_read = 0
+            steps = 0
+            for phase in (self.first, *[scenario.more] * scenario.rounds):
+                documents = self.corpus(documents_read + phase.documents)[documents_read:]
+                data = as_dataset(documents, self.prompt_length)
+                with phases.phase(self.name, phase.steps, "steps") as progress:
+                    fit(model, data, phase, seed=scenario.seed, progress=progress)
+                documents_read += phase.documents
+                steps += phase.steps
+                known = known_facts(model)
+                if self.criterion.met(known):
+                    break
             if self.criterion.met(known):
                 break
         save(model, directory)
@@ -108,93 +151,75 @@ class Course(NamedTuple):
 
 
 def make_models(scenario: Scenario, phases: Phases) -> DemoModels:
-    """The base and the teacher, trained now if they are not kept, and in a line each what they know."""
-    models, seed = places(scenario), scenario.seed
-    fresh = [partial(untrained, seed + 1000 * attempt) for attempt in range(1 if scenario.quick else ATTEMPTS)]
-    corpus, lessons = partial(pretraining_corpus, seed=seed), partial(chains, TEACHERS[scenario.teacher], seed=seed)
-    tuned, own = [partial(load, models.base)], teacher_criterion(scenario.teacher)
-    base = Course("pretrain the base", BASE_CRITERION, scenario.pretraining, fresh, corpus)
-    teacher = Course("tune the teacher", own, scenario.teaching, tuned, lessons, world.PROMPT_LENGTH)
-    for course, path in zip((base, teacher), models):
-        if is_intact(path):
-            phases.say(course.name, f"kept from an earlier run in {path}")
-        else:
-            if path.exists():
-                phases.say(course.name, f"what was kept in {path} is damaged: made again")
-            keep(path, partial(course.train, scenario, phases))
-        known = read_json(path / RECORD, remedy="Delete the directory; it is made again.")["remembered"]["knows"]
-        said = ", ".join(f"{share:.0%} of {kind}" for kind, share in known.items())
-        verdict = "as it should" if course.criterion.met(known) else "NOT as it should"
-        phases.say(course.name, f"it knows {said}: {verdict} ({course.criterion})")
-    return models
+    """Return the base and the teacher, trained now if they are not kept, and print what each knows."""
+    paths = model_paths(scenario)
+    attempts = 1 if scenario.quick else ATTEMPTS
+    base = Course(
+        "pretrain the base",
+        BASE_CRITERION,
+        scenario.pretraining,
+        starts=[partial(untrained, scenario.seed + 1000 * attempt) for attempt in range(attempts)],
+        corpus=partial(pretraining_corpus, seed=scenario.seed),
+    )
+    teacher = Course(
+        "tune the teacher",
+        teacher_criterion(scenario.teacher),
+        scenario.teaching,
+        starts=[partial(load, paths.base)],
+        corpus=partial(chains, TEACHERS[scenario.teacher], seed=scenario.seed),
+        prompt_length=PROMPT_LENGTH,
+    )
+    _make_model(base, paths.base, scenario, phases)
+    _make_model(teacher, paths.teacher, scenario, phases)
+    return paths
+
+
+def _make_model(course: Course, path: Path, scenario: Scenario, phases: Phases) -> None:
+    if is_intact(path):
+        phases.note(course.name, f"kept from an earlier run in {path}")
+    else:
+        if path.exists():
+            phases.note(course.name, f"the model kept in {path} is damaged: training it again")
+        keep(path, partial(course.train, scenario, phases))
+    known = read_notes(path)["knows"]
+    shares = ", ".join(f"{share:.0%} of {kind}" for kind, share in known.items())
+    verdict = "meets" if course.criterion.met(known) else "does NOT meet"
+    phases.note(course.name, f"it knows {shares}: {verdict} the criterion ({course.criterion})")
 
 
 def untrained(seed: int) -> PreTrainedModel:
-    ends: dict[str, Any] = {f"{name}_token_id": world.IDS[f"<{name}>"] for name in ("bos", "eos", "pad")}
-    config = AutoConfig.for_model(vocab_size=len(WORDS), **MODEL, **ends)
+    """Return a model with random weights."""
+    config = AutoConfig.for_model(
+        vocab_size=len(WORDS), **MODEL, bos_token_id=IDS[BOS], eos_token_id=IDS[EOS], pad_token_id=IDS[PAD]
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
 
-# ---- kept between runs ----
-
-
-def place_of(kind: str, ingredients: Mapping[str, Any]) -> Path:
-    """The directory for something made of `ingredients`, in $QSFT_HOME/demo or the user's cache directory."""
-    home = os.environ.get("QSFT_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "qsft")
-    return Path(home, "demo").expanduser() / f"{kind}-{digest_json(ingredients)[:16]}"
-
-
-def is_intact(path: Path) -> bool:
-    """Whether the directory holds every file that was put there, byte for byte."""
-    try:
-        files = read_json(path / RECORD, remedy="")["files"]
-        return bool(files) and all(file_digest(path / name) == known for name, known in files.items())
-    except (OSError, ValueError, KeyError, AttributeError):  # missing, not JSON, or not such a record
-        return False
-
-
-def keep(path: Path, save: Callable[[Path], Mapping[str, Any]]) -> None:
-    """Let `save` fill a directory and put it at `path` in one step; what it returns is remembered in the record."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
-        unfinished = Path(scratch, path.name)
-        unfinished.mkdir()
-        said = save(unfinished)
-        files = {str(f.relative_to(unfinished)): file_digest(f) for f in unfinished.rglob("*") if f.is_file()}
-        write_json(unfinished / RECORD, {"remembered": said, "files": files})
-        if path.exists() and not is_intact(path):
-            shutil.rmtree(path)
-        try:
-            unfinished.rename(path)
-        except OSError:
-            if not is_intact(path):  # unless another process was first, with the same thing
-                raise
-
-
-# ---- for recipes ----
-
-
 def demo_models(seed: int = 0) -> DemoModels:
-    """The base and the teacher of a seed, built now (about a minute) if they are not kept from an earlier run.
+    """Return the base and the teacher of a seed, trained now (about a minute) if they are not kept; for recipes.
 
-    They are built in a process of their own: a recipe's has its own accelerator state, perhaps a GPU and other
-    processes beside it. Under a launcher the first process of a machine builds and the others wait.
+    They are trained in a process of their own, because a recipe's process has its own accelerator state, perhaps a GPU
+    and other ranks. Under a launcher the first process of a machine trains and the others wait.
     """
-    models = places(Scenario(seed=seed))
-    if not all(map(is_intact, models)) and local_rank() == 0:
+    models = model_paths(Scenario(seed=seed))
+    if not _are_intact(models) and local_rank() == 0:
         environment = {key: value for key, value in child_environment().items() if not key.startswith(LAUNCHER)}
         done = subprocess.run([sys.executable, "-m", "qsft.demo.foundation", str(seed)], env=environment, check=False)
-        if done.returncode:
-            raise ValueError("the demo's models could not be built; the reason stands above.")
+        if done.returncode != 0:
+            raise ValueError("the demo's models could not be trained; see the error above.")
     parent = os.getppid()
-    while not all(map(is_intact, models)):
-        if os.getppid() != parent:  # the launcher is gone, and with it whoever was building
-            raise ValueError("the demo's models did not appear: the process that builds them ended.")
+    while not _are_intact(models):
+        if os.getppid() != parent:  # the launcher ended, and the training process with it
+            raise ValueError("the demo's models are missing: the process that trains them ended.")
         time.sleep(POLL_SECONDS)
     return models
+
+
+def _are_intact(models: DemoModels) -> bool:
+    return is_intact(models.base) and is_intact(models.teacher)
 
 
 if __name__ == "__main__":

@@ -1,87 +1,130 @@
-"""Where student and teacher agree on the data's tokens, counted over a sample of documents in constant memory, and what
-the counts say in plain sentences, so that a target can be chosen before a GPU day is spent."""
+"""How student and teacher agree on the label tokens of some documents, counted in constant memory."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from qsft.explore.tokens import Document, Teacher, Words, observe, teacher_label_probs, visible
+from qsft.explore.observe import Document, Teacher, observe, teacher_label_probs, top_k_teacher
+from qsft.explore.token_text import TokenText, table_text
 from qsft.losses.sums import HIGH, QUADRANTS, UNKNOWN, quadrant
-from qsft.targets.registry import TARGETS
+from qsft.targets.registry import TARGETS, make_target
 from qsft.targets.target import Mixture, Target
-from qsft.targets.view import ROLES, Full, TokenView
+from qsft.targets.view import ROLES, TokenView
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BINS = 20
-MOVED = 0.05  # a target trains on a token when it asks for at least this much probability to move
-MOST_WORDS = 15
-SURE = 0.9
-GAP = 0.05  # between claim and labels: below, a sure teacher is as right as it says
-SHOWN = ("sft", "dft", "target_sft", "kd")  # the targets that sentences compare; the table has all
-CAVEAT = "This reads probabilities before training; it is a reason to try a target first, not a result."
+TRAINED_FROM = 0.05  # a target trains on a token when it moves at least this much probability there
+MOST_LISTED = 15  # tokens in each list of frequent ones
+
+
+def _zeros() -> np.ndarray:
+    return np.zeros(BINS)
+
+
+@dataclass
+class Reliability:
+    """The teacher's first choices, by bins of their probability, against the labels.
+
+    Args:
+        count: first choices in the bin.
+        confidence: sum of their probabilities.
+        correct: how many of them are the label.
+        chosen: by token: how often it is the first choice.
+        excess: by token: sum of its probability as a first choice, minus how often it is the label.
+    """
+
+    count: np.ndarray = field(default_factory=_zeros)
+    confidence: np.ndarray = field(default_factory=_zeros)
+    correct: np.ndarray = field(default_factory=_zeros)
+    chosen: Counter[int] = field(default_factory=Counter)
+    excess: Counter[int] = field(default_factory=Counter)
+
+    def add(self, tokens: np.ndarray, probs: np.ndarray, is_label: np.ndarray) -> None:
+        """Count first choices with their probabilities."""
+        bins = _bin(probs)
+        np.add.at(self.count, bins, 1)
+        np.add.at(self.confidence, bins, probs)
+        np.add.at(self.correct, bins, is_label)
+        for token, excess in zip(tokens.tolist(), (probs - is_label).tolist()):
+            self.chosen[token] += 1
+            self.excess[token] += excess
 
 
 @dataclass
 class Counts:
-    """Sums over label tokens; documents are added one at a time and forgotten."""
+    """Sums over label tokens; documents are added one at a time.
+
+    Args:
+        high: probability from which a label counts as likely.
+        histogram: label tokens by bins of [p_T, p_θ].
+        tokens_by_quadrant: by quadrant, how often each token is the label; "all" for every known one.
+        moved: by target and quadrant, the probability that the target moves.
+        trained: by target, the number of tokens at which it moves at least TRAINED_FROM.
+    """
 
     targets: Mapping[str, Target]
     high: float = HIGH
-    # documents, tokens, unknown (the teacher says nothing), label_in_topk, teacher_top1, student_top1
-    of: Counter[str] = field(default_factory=Counter)
-    histogram: np.ndarray = field(default_factory=lambda: np.zeros((BINS, BINS), dtype=np.int64))  # [p_T, p_θ]
-    words: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in (*QUADRANTS, "all")})
-    moved: Counter[tuple[str, str]] = field(default_factory=Counter)  # by target and quadrant: probability
+    documents: int = 0
+    label_tokens: int = 0
+    unknown_tokens: int = 0
+    label_in_topk: int = 0
+    teacher_top1: int = 0
+    student_top1: int = 0
+    histogram: np.ndarray = field(default_factory=lambda: np.zeros((BINS, BINS), dtype=np.int64))
+    tokens_by_quadrant: dict[str, Counter[int]] = field(
+        default_factory=lambda: {name: Counter() for name in (*QUADRANTS, "all")}
+    )
+    moved: Counter[tuple[str, str]] = field(default_factory=Counter)
     trained: Counter[str] = field(default_factory=Counter)
-    # The teacher's first choice claims a probability; by the claim: how often made, how much claimed, how often right.
-    claims: np.ndarray = field(default_factory=lambda: np.zeros((3, BINS)))
-    doubted: Counter[int] = field(default_factory=Counter)  # by first choice: claimed minus borne out
-    chosen: Counter[int] = field(default_factory=Counter)
+    reliability: Reliability = field(default_factory=Reliability)
 
     def add(self, view: TokenView, _: Mixture) -> None:
         """Count the tokens of a view that has a teacher."""
-        p, t = view.label_logp.exp().cpu().numpy(), teacher_label_probs(view).cpu().numpy()
-        kind, labels = quadrant(p, t, self.high), view.labels.cpu().numpy()
-        known = kind != UNKNOWN
-        top1 = int((view.logits.argmax(dim=-1) == view.labels).sum())
-        self.of.update(tokens=len(p), unknown=int((~known).sum()), student_top1=top1)
+        p = view.label_logp.exp().cpu().numpy()
+        t = teacher_label_probs(view).cpu().numpy()
+        labels = view.labels.cpu().numpy()
+        quadrants = quadrant(p, t, self.high)
+        known = quadrants != UNKNOWN
+        self.label_tokens += len(p)
+        self.unknown_tokens += int((~known).sum())
+        self.student_top1 += int((view.logits.argmax(dim=-1) == view.labels).sum())
         np.add.at(self.histogram, (_bin(t[known]), _bin(p[known])), 1)
-        self.words["all"].update(labels[known].tolist())
+        self.tokens_by_quadrant["all"].update(labels[known].tolist())
         for index, name in enumerate(QUADRANTS):
-            self.words[name].update(labels[kind == index].tolist())
+            self.tokens_by_quadrant[name].update(labels[quadrants == index].tolist())
         self._add_teacher(view)
-        probs = (view.logits - view.lse[:, None]).exp()
-        for name, target in self.targets.items():
-            q = target(view)
-            # ½·Σ_v |scale·(p − Q)|: how much probability the target asks to move at each token
-            moved = (0.5 * q.scale.abs() * (probs - q.dense(probs)).abs().sum(dim=-1)).cpu().numpy()
-            self.trained[name] += int((moved >= MOVED).sum())
-            self.moved.update({(name, of): moved[kind == index].sum().item() for index, of in enumerate(QUADRANTS)})
+        self._add_targets(view, quadrants)
 
     def _add_teacher(self, view: TokenView) -> None:
-        """Count how often the teacher kept the label, and by claim how often its first choice is the label."""
-        teacher, labels = view.teacher, view.labels
+        """Count how often the teacher kept the label, and how often its first choice is the label."""
+        teacher = top_k_teacher(view)
         assert teacher is not None
-        claim, first = teacher.logps.max(dim=-1)
-        said = in_topk = torch.ones_like(labels, dtype=torch.bool)
-        if not isinstance(teacher, Full):
-            first, said = teacher.ids.gather(-1, first[:, None])[:, 0], ~teacher.empty
-            in_topk = ((teacher.ids == labels[:, None]) & teacher.live).any(dim=-1)
-        claims, right = claim[said].exp().double().cpu().numpy(), (first == labels)[said].cpu().numpy()
-        self.of.update(label_in_topk=int(in_topk.sum()), teacher_top1=int(right.sum()))
-        for row, values in enumerate((np.ones_like(claims), claims, right)):
-            np.add.at(self.claims[row], _bin(claims), values)
-        for token, excess in zip(first[said].tolist(), (claims - right).tolist()):
-            self.doubted[token] += excess
-            self.chosen[token] += 1
+        is_known = ~teacher.empty
+        self.label_in_topk += int(((teacher.ids == view.labels[:, None]) & teacher.live).any(dim=-1).sum())
+        logps, slots = teacher.logps.max(dim=-1)
+        first = teacher.ids.gather(-1, slots[:, None])[:, 0]
+        is_label = (first == view.labels)[is_known].cpu().numpy()
+        self.teacher_top1 += int(is_label.sum())
+        probs = logps[is_known].exp().double().cpu().numpy()
+        self.reliability.add(first[is_known].cpu().numpy(), probs, is_label)
+
+    def _add_targets(self, view: TokenView, quadrants: np.ndarray) -> None:
+        """Count what each target would do: ½·Σ_v |scale·(p − Q)| is the probability that it moves at a token."""
+        p = (view.logits - view.lse[:, None]).exp()
+        for name, target in self.targets.items():
+            mixture = target(view)
+            distance = (p - mixture.dense(p)).abs().sum(dim=-1)
+            moved = (0.5 * mixture.scale.abs() * distance).cpu().numpy()
+            self.trained[name] += int((moved >= TRAINED_FROM).sum())
+            for index, kind in enumerate(QUADRANTS):
+                self.moved[name, kind] += moved[quadrants == index].sum().item()
 
 
 def measure_alignment(
@@ -94,167 +137,93 @@ def measure_alignment(
     targets: Mapping[str, Target] | None = None,
     high: float = HIGH,
 ) -> dict[str, Any]:
-    """The numbers of the first `n` documents as JSON-able data: heat map, quadrants, words, what each target would do.
+    """Return heat map, quadrants, frequent tokens, reliability and what each target would do, as JSON-able data.
 
-    `targets` are compared; by default every named one that reads nothing but logits and teacher. A probability of
-    `high` or more counts as likely.
+    Args:
+        n: documents at most.
+        targets: the targets to compare; by default every named one that reads nothing but logits and teacher.
+        high: probability from which a label counts as likely.
     """
     if not 0.0 < high < 1.0:
-        raise ValueError(f"high={high} parts likely from unlikely labels: choose it between 0 and 1.")
+        raise ValueError(f"high separates likely from unlikely labels and must be between 0 and 1, got high={high}.")
     if teacher is None:
         raise ValueError("alignment compares student and teacher, but no teacher was given: pass a TeacherCache.")
     counts = Counts(comparable_targets() if targets is None else targets, high)
     for document in islice(documents, n):
-        observe(model, document, TARGETS["sft"](), teacher, counts.add)
-        counts.of["documents"] += 1
-    if not counts.of["tokens"] - counts.of["unknown"]:
-        raise ValueError("none of the documents has a label token the teacher knows; there is nothing to compare.")
-    return _summary(counts, Words(tokenizer))
+        observe(model, document, make_target("sft"), teacher, counts.add)
+        counts.documents += 1
+    if counts.label_tokens == counts.unknown_tokens:
+        raise ValueError(
+            "none of the documents has a label token with teacher log-probs, so there is nothing to compare. Choose "
+            "documents that the teacher cache contains."
+        )
+    return _as_data(counts, TokenText(tokenizer))
 
 
 def comparable_targets(yours: Target | None = None) -> dict[str, Target]:
-    """The named targets, with their defaults, that need no more than a teacher, and `yours` unless it is among them."""
-    made: dict[str, Target] = {name: build() for name, build in TARGETS.items()}
-    if yours is not None and yours not in made.values():
-        made["yours"] = yours
-    return {name: target for name, target in made.items() if target.needs <= set(ROLES)}
+    """Return the named targets that need no more than a teacher, and `yours` unless it is among them."""
+    targets = {name: make_target(name) for name in TARGETS}
+    if yours is not None and yours not in targets.values():
+        targets["yours"] = yours
+    return {name: target for name, target in targets.items() if target.needs <= set(ROLES)}
 
 
-def _summary(counts: Counts, words: Words) -> dict[str, Any]:
-    def named(found: Counter[int]) -> list[tuple[int, str, Any]]:
-        return [(token, visible(words.alone(token)), count) for token, count in found.most_common(MOST_WORDS)]
-
-    tokens, all_words = counts.of["tokens"], counts.words["all"]
-    totals = {name: counts.words[name].total() for name in QUADRANTS}
-    moved = {name: sum(counts.moved[name, of] for of in QUADRANTS) for name in counts.targets}
-    filled = counts.claims[0] > 0
-    made, claimed, right = counts.claims[:, filled]
+def _as_data(counts: Counts, text: TokenText) -> dict[str, Any]:
+    known = counts.label_tokens - counts.unknown_tokens
+    totals = {name: counts.tokens_by_quadrant[name].total() for name in QUADRANTS}
     return {
-        "documents": counts.of["documents"],
-        "label_tokens": tokens,
-        "unknown_tokens": counts.of["unknown"],
+        "documents": counts.documents,
+        "label_tokens": counts.label_tokens,
+        "unknown_tokens": counts.unknown_tokens,
         "high": counts.high,
         "quadrants": totals,
-        "shares": {name: total / (tokens - counts.of["unknown"]) for name, total in totals.items()},
-        **{name: counts.of[name] / tokens for name in ("label_in_topk", "teacher_top1", "student_top1")},
+        "shares": {name: total / known for name, total in totals.items()},
+        "label_in_topk": counts.label_in_topk / counts.label_tokens,
+        "teacher_top1": counts.teacher_top1 / counts.label_tokens,
+        "student_top1": counts.student_top1 / counts.label_tokens,
         "histogram": counts.histogram.tolist(),
-        "words": {
-            name: [{"token": text, "count": count, "of": all_words[i]} for i, text, count in named(counts.words[name])]
-            for name in ("rescue", "filter")
-        },
-        "targets": {
-            name: {
-                "trains_on": counts.trained[name] / tokens,
-                "moved": total / tokens,
-                "quadrants": {of: counts.moved[name, of] / (total or 1.0) for of in QUADRANTS},
-            }
-            for name, total in moved.items()
-        },
-        # By the probability of the teacher's first choice; and the first choices that the labels bear out least.
-        "reliability": {
-            "from": (np.arange(BINS)[filled] / BINS).tolist(),
-            "count": made.astype(int).tolist(),
-            "claimed": (claimed / made).tolist(),
-            "borne_out": (right / made).tolist(),
-            "doubted": [
-                {"token": text, "claims": counts.chosen[i], "excess": round(excess, 2)}
-                for i, text, excess in named(counts.doubted)
-                if excess > 0
-            ],
-        },
+        "frequent_tokens": {name: _frequent_tokens(counts, name, text) for name in ("rescue", "filter")},
+        "targets": {name: _target_effect(counts, name) for name in counts.targets},
+        "reliability": _reliability_data(counts.reliability, text),
+    }
+
+
+def _frequent_tokens(counts: Counts, quadrant_name: str, text: TokenText) -> list[dict[str, Any]]:
+    """Return the tokens that are most often in a quadrant: how often, and how often they are labels at all."""
+    occurrences = counts.tokens_by_quadrant["all"]
+    return [
+        {"token": table_text(text.alone(token)), "count": count, "of": occurrences[token]}
+        for token, count in counts.tokens_by_quadrant[quadrant_name].most_common(MOST_LISTED)
+    ]
+
+
+def _target_effect(counts: Counts, name: str) -> dict[str, Any]:
+    """Return what a target would do: the share of tokens, the probability moved per token, its parts by quadrant."""
+    moved = {kind: counts.moved[name, kind] for kind in QUADRANTS}
+    total = sum(moved.values())
+    return {
+        "trains_on": counts.trained[name] / counts.label_tokens,
+        "moved": total / counts.label_tokens,
+        "quadrants": {kind: part / total if total > 0 else 0.0 for kind, part in moved.items()},
+    }
+
+
+def _reliability_data(reliability: Reliability, text: TokenText) -> dict[str, Any]:
+    """Return mean confidence and accuracy of the teacher's first choices by bin, and the most overconfident tokens."""
+    filled = reliability.count > 0
+    count = reliability.count[filled]
+    return {
+        "from": (np.arange(BINS)[filled] / BINS).tolist(),
+        "count": count.astype(int).tolist(),
+        "confidence": (reliability.confidence[filled] / count).tolist(),
+        "accuracy": (reliability.correct[filled] / count).tolist(),
+        "overconfident": [
+            {"token": table_text(text.alone(token)), "count": reliability.chosen[token], "excess": round(excess, 2)}
+            for token, excess in reliability.excess.most_common(MOST_LISTED)
+            if excess > 0
+        ],
     }
 
 
 def _bin(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.clip((values * BINS).astype(int), 0, BINS - 1))
-
-
-# ---- in words ----
-
-
-def in_words(data: Mapping[str, Any]) -> list[str]:
-    """What `measure_alignment` found about this data with this teacher: facts, then what they suggest."""
-    return [*facts(data), *suggestions(data)]
-
-
-def facts(data: Mapping[str, Any]) -> list[str]:
-    shares, effects = {name: _percent(share) for name, share in data["shares"].items()}, data["targets"]
-    compared = [(name, effects[name]) for name in SHOWN if name in effects] or effects.items()
-    trains = ", ".join(f"{name} {_percent(effect['trains_on'])}" for name, effect in compared)
-    filters = ", ".join(f"{name} {_percent(effect['quadrants']['filter'])}" for name, effect in compared)
-    return [
-        f"Agreement, {shares['agree']} (Q3): both models find the label likely already. No target has much to do.",
-        f"Correction, {shares['rescue']} (Q1, rescue): the teacher finds the label likely, the student does not. The "
-        "data teach something, and the teacher confirms it.",
-        f"Noise or free choice, {shares['filter']} (Q2, filter): neither finds the label likely. It may be wording, "
-        "a rare fact or a mistake.",
-        f"Student only, {shares['student_only']} (Q4): the student finds the label likely and the teacher does not. "
-        "Matching the teacher alone would unlearn these.",
-        _about_sure(data["reliability"])[0],
-        f"The label is among the tokens the teacher kept at {_percent(data['label_in_topk'])} of the positions; it is "
-        f"the teacher's first choice at {_percent(data['teacher_top1'])}, the student's at "
-        f"{_percent(data['student_top1'])}.",
-        f"Share of tokens a target would train on (it asks at least 5 % of the probability to move): {trains}.",
-        f"Part of a target's pull that falls on filter tokens: {filters}.",
-    ]
-
-
-def suggestions(data: Mapping[str, Any]) -> Iterator[str]:
-    shares, targets = data["shares"], data["targets"]
-    if shares["agree"] > 0.9:
-        yield "The student writes this data almost by itself: whatever the target, there is little to learn."
-    if "sft" in targets and targets["sft"]["quadrants"]["filter"] > 0.5:
-        pulls = {name: e["moved"] * e["quadrants"]["filter"] for name, e in targets.items() if name in SHOWN}
-        less = [f"{name} {1 - pull / pulls['sft']:.0%}" for name, pull in pulls.items() if pull < 0.9 * pulls["sft"]]
-        remedy = f" On the same tokens other targets pull less: {', '.join(less)} less. Try them first." if less else ""
-        yield f"More than half of what plain SFT would learn is text that neither model believes.{remedy}"
-    if about_sure := _about_sure(data["reliability"])[1]:
-        yield about_sure
-    if shares["rescue"] < 0.02:
-        said = ""
-        if {"target_sft", "dft"} <= set(targets):  # target also moves mass where dft leaves the token alone
-            guided, plain = targets["target_sft"]["moved"], targets["dft"]["moved"]
-            close = abs(guided - plain) <= 0.2 * max(guided, plain)
-            said = " The two stay close" if close else " They differ all the same, in what they ask beside the label"
-            said += f": target asks to move {guided:.3f} of the probability per token, dft {plain:.3f}."
-        yield f"There is little for this teacher to correct.{said}"
-    elif shares["rescue"] >= 0.5 * shares["filter"]:
-        yield (
-            "Correction is a large part of the signal. dft gives unlikely labels almost no weight and would miss it; "
-            "a target that reads the teacher (target, kd_hybrid) keeps it."
-        )
-    if shares["student_only"] > 0.1:
-        yield (
-            "The teacher often doubts labels that the student finds likely. Check that it fits this domain, or keep "
-            "its say small (a small η)."
-        )
-    if data["label_in_topk"] < 0.95:
-        yield (
-            "Labels are often outside the teacher's kept tokens, where tail='drop' gives them no pull. Capture more "
-            "of them (a larger k) or use tail='ghost'."
-        )
-    yield CAVEAT
-
-
-def _about_sure(reliability: Mapping[str, Any]) -> tuple[str, str]:
-    """How often the labels bear out what the teacher is sure of, and if that is a reason to trust it or to doubt it."""
-    counts = np.where(np.array(reliability["from"]) >= SURE - 1e-9, reliability["count"], 0)
-    if not counts.any():
-        return f"The teacher is nowhere {SURE:.0%} sure of a token.", ""
-    claimed, right = (counts @ np.array(reliability[name]) / counts.sum() for name in ("claimed", "borne_out"))
-    found = (
-        f"Where the teacher is at least {SURE:.0%} sure of a token ({counts.sum():,} times, {_percent(claimed)} on "
-        f"average), the data write that token {_percent(right)} of the time."
-    )
-    if claimed - right <= GAP:
-        return found, "What this teacher is sure of, the data bear out: they give no reason to doubt it."
-    return found, (
-        f"Of what this teacher is sure of, {_percent(claimed - right)} is not borne out. Either the demonstrations "
-        "slip there or the teacher is wrong: the numbers cannot tell which, and target and kd side with the teacher. "
-        "Read the tokens it is least borne out on; if it is the teacher, take a row that reads none (dft, beyond_log)."
-    )
-
-
-def _percent(share: float) -> str:
-    """A share as a percentage with one digit; the space does not break."""
-    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"

@@ -1,13 +1,15 @@
-"""The data-level methods in the demo's world."""
+"""The data-level methods on the synthetic task."""
 
 import json
 
 import pytest
 
 from qsft.cli import main
-from qsft.demo.experiment import SETTINGS, other_demonstrations
-from qsft.demo.scenario import DATA_LEVEL, METHODS, Scenario, demonstrations, find_data_level
-from qsft.demo.world import EOS, WORDS, ClockProblem, answer, given_answer, verify
+from qsft.demo.curated import SETTINGS, other_demonstrations
+from qsft.demo.documents import demonstrations
+from qsft.demo.methods import DATA_LEVEL_METHODS, METHODS, find_data_level_methods
+from qsft.demo.scenario import Scenario
+from qsft.demo.task import EOS, WORDS, ClockProblem, answer, given_answer, verify
 
 
 def words_of(row):
@@ -21,7 +23,7 @@ def rows():
 
 def test_answers_are_the_problems_own(rows):
     for row in rows:
-        problem = ClockProblem.of(row["input_ids"])
+        problem = ClockProblem.from_document(row["input_ids"])
         assert answer(row) == problem.answer
         assert [WORDS[token] for token in row["input_ids"]][: len(problem.prompt)] == problem.prompt
         words = words_of(row)
@@ -36,12 +38,16 @@ def test_other_demonstrators_solve_the_same_problems_and_slip(rows):
 
 
 def test_methods_by_name():
-    assert find_data_level(["rft,star", "critical"]) == (DATA_LEVEL[0], DATA_LEVEL[1], DATA_LEVEL[3])
-    assert {method.curate for method in DATA_LEVEL} == set(SETTINGS)
-    assert len({method.slug for method in (*METHODS, *DATA_LEVEL)}) == len(METHODS) + len(DATA_LEVEL)
+    assert find_data_level_methods(["rft,star", "critical"]) == (
+        DATA_LEVEL_METHODS[0],
+        DATA_LEVEL_METHODS[1],
+        DATA_LEVEL_METHODS[3],
+    )
+    assert {method.curate for method in DATA_LEVEL_METHODS} == set(SETTINGS)
+    assert len({method.slug for method in (*METHODS, *DATA_LEVEL_METHODS)}) == len(METHODS) + len(DATA_LEVEL_METHODS)
     for name in ("rtf", "self_distill"):
-        with pytest.raises(ValueError, match=rf"{name!r} is not known. Choose of rft, star, grape, critical"):
-            find_data_level([name])
+        with pytest.raises(ValueError, match=rf"{name!r}. Choose from rft, star, grape, critical"):
+            find_data_level_methods([name])
 
 
 def test_a_smoke_test_has_nothing_to_curate(tmp_path, capsys):
@@ -52,17 +58,17 @@ def test_a_smoke_test_has_nothing_to_curate(tmp_path, capsys):
 @pytest.mark.slow
 def test_each_method_makes_what_its_definition_says_and_is_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("QSFT_HOME", str(tmp_path / "home"))
-    names = [str(method.curate) for method in DATA_LEVEL]
+    names = [str(method.curate) for method in DATA_LEVEL_METHODS]
     assert main(["demo", "--targets", "sft", "--methods", *names, "--output_dir", str(tmp_path)]) == 0
     table = {line["label"]: line["average"] for line in json.loads((tmp_path / "results.json").read_text())["table"]}
-    assert {method.label for method in DATA_LEVEL} <= set(table)
+    assert {method.label for method in DATA_LEVEL_METHODS} <= set(table)
     made = {}
-    for method in DATA_LEVEL:
+    for method in DATA_LEVEL_METHODS:
         lines = (tmp_path / "seed-0" / f"{method.slug}-data" / "rows.jsonl").read_text().splitlines()
         made[method.curate] = [json.loads(line) for line in lines]
 
     def right(row):
-        return given_answer(words_of(row)) == ClockProblem.of(row["input_ids"]).answer
+        return given_answer(words_of(row)) == ClockProblem.from_document(row["input_ids"]).answer
 
     own = {"sample", "rationale", "hinted", "critical"}
     for rows in made.values():

@@ -7,8 +7,10 @@ import pytest
 from rich.console import Console
 
 from qsft.cli import main
-from qsft.demo.foundation import is_intact, make_models
-from qsft.demo.scenario import Phases, Scenario
+from qsft.demo.foundation import make_models
+from qsft.demo.kept import is_intact
+from qsft.demo.scenario import Scenario
+from qsft.demo.training import Phases
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def test_results_hold_every_model(out):
     assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_holds_the_tables_and_asks_for_nothing(out):
+def test_the_page_has_the_tables_and_makes_no_request(out):
     page = (out / "index.html").read_text()
     for words in ("Target-SFT", "First error of a sampled solution", "token by token", "What to run next"):
         assert words in page
@@ -49,7 +51,7 @@ def test_the_page_holds_the_tables_and_asks_for_nothing(out):
     assert 'class="plot"' in page
 
 
-def test_demonstrations_are_coloured_by_the_x_ray_of_explore(out):
+def test_demonstrations_are_shown_token_by_token(out):
     page = (out / "seed-0" / "tokens.html").read_text()
     assert "Demonstrations, token by token" in page
     assert str(out / "seed-0" / "tokens.html") in (out / "index.html").read_text()
@@ -64,18 +66,18 @@ def test_models_can_be_loaded_by_anybody(out):
     assert model.generate(**ids, max_new_tokens=3, do_sample=False).shape == (1, 9)
 
 
-def test_a_second_run_keeps_base_and_teacher_says_what_they_should_know_and_makes_a_damaged_one_again(out):
-    def said():
+def test_a_second_run_keeps_base_and_teacher_and_trains_a_damaged_one_again(out):
+    def make():
         console = Console(file=StringIO(), width=1000)
         models = make_models(Scenario().shortened(), Phases(console))
         return models, console.file.getvalue()
 
-    (base, _), text = said()
+    (base, _), text = make()
     assert text.count("kept from an earlier run") == 2
-    assert "NOT as it should (at least 98% of +/−, 75% of ×)" in text
-    assert "NOT as it should (at least 98% of +/−, 100% ± 2% of ×)" in text
+    assert "does NOT meet the criterion (at least 98% of +/−, 75% of ×)" in text
+    assert "does NOT meet the criterion (at least 98% of +/−, 100% ± 2% of ×)" in text
     (base / "config.json").write_text("{}")
-    assert "is damaged: made again" in said()[1]
+    assert "is damaged: training it again" in make()[1]
     assert is_intact(base)
 
 
@@ -96,10 +98,10 @@ def test_the_page_is_readable_in_a_browser_without_a_network(browser, out, width
     [
         (["--noise", "1.5"], "from 0 to 1"),
         (["--targets", "targt"], "there is no target 'targt'"),
-        (["--seeds", "0"], "1 or more"),
-        (["--worlds", "--noise", "0.1"], "--worlds runs every world"),
+        (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--scenarios", "--noise", "0.1"], "leave --noise and --wrong_teacher out"),
     ],
 )
-def test_bad_input_is_explained(words, message, capsys):
+def test_invalid_options_raise(words, message, capsys):
     assert main(["demo", "--quick", *words]) == 2
     assert message in capsys.readouterr().err

@@ -12,64 +12,64 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
-    """All worlds of one base, and the directory they are in."""
+def scenarios(tmp_path_factory):
+    """All scenarios on one base, and the directory they are in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QSFT_HOME", str(tmp_path_factory.mktemp("home")))
-        out = tmp_path_factory.mktemp("worlds")
-        assert main(["demo", "--worlds", "--output_dir", str(out), "--targets", "sft", "dft", "target_sft"]) == 0
+        out = tmp_path_factory.mktemp("scenarios")
+        assert main(["demo", "--scenarios", "--output_dir", str(out), "--targets", "sft", "dft", "target_sft"]) == 0
         yield out
 
 
-def averages_and_findings(out, world):
-    results = json.loads((out / "results.json").read_text())["worlds"][world]
+def averages_and_findings(out, scenario):
+    results = json.loads((out / "results.json").read_text())["scenarios"][scenario]
     return {line["label"]: line["average"] for line in results["table"]}, " ".join(results["findings"])
 
 
-def test_target_sft_is_first_by_more_than_three_points(worlds):
-    averages, said = averages_and_findings(worlds, "right")
+def test_target_sft_is_first_by_more_than_three_points(scenarios):
+    averages, said = averages_and_findings(scenarios, "right")
     assert averages.pop("Target-SFT") > max(averages.values()) + 3
     assert "Target-SFT beats" in said
-    assert "Mind seed" not in said
+    assert "Caution, seed" not in said
 
 
-@pytest.mark.parametrize("world", ["wrong", "half-wrong"])
-def test_a_wrong_teacher_makes_target_sft_lose_and_the_demo_says_so(worlds, world):
-    averages, said = averages_and_findings(worlds, world)
+@pytest.mark.parametrize("scenario", ["wrong", "half-wrong"])
+def test_a_wrong_teacher_makes_target_sft_lose(scenarios, scenario):
+    averages, said = averages_and_findings(scenarios, scenario)
     assert averages["Target-SFT"] < averages["SFT(p)"] - 3
     assert "Target-SFT loses to SFT(p)" in said
 
 
-def test_with_clean_demonstrations_sft_ties_and_the_demo_says_so(worlds):
-    averages, said = averages_and_findings(worlds, "clean")
+def test_with_clean_demonstrations_sft_ties(scenarios):
+    averages, said = averages_and_findings(scenarios, "clean")
     assert abs(averages["Target-SFT"] - averages["SFT"]) <= 3
     assert "Target-SFT and SFT tie" in said
 
 
-def test_four_worlds_stand_in_one_table(worlds):
-    found = json.loads((worlds / "results.json").read_text())["worlds"]
+def test_scenarios_share_one_table(scenarios):
+    found = json.loads((scenarios / "results.json").read_text())["scenarios"]
     assert list(found) == ["right", "wrong", "half-wrong", "clean"]
     assert [one["settings"]["teacher"] for one in found.values()] == ["right", "wrong", "half", "right"]
     assert [one["settings"]["noise"] for one in found.values()] == [0.25, 0.25, 0.25, 0.0]
-    page = (worlds / "index.html").read_text()
+    page = (scenarios / "index.html").read_text()
     assert all(f'<th scope="col">{name}</th>' in page for name in found)
-    assert (worlds / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert (scenarios / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_method_without_a_teacher_is_trained_once_for_the_same_demonstrations(worlds):
-    trained = sorted(str(path.parent.relative_to(worlds)) for path in worlds.rglob("model.safetensors"))
-    everywhere = [f"{world}/seed-0/target_sft-eta0.5" for world in ("clean", "half-wrong", "right", "wrong")]
-    once = [f"{world}/seed-0/{name}" for world in ("clean", "right") for name in ("dft", "sft")]
+def test_a_method_without_a_teacher_is_trained_once_for_the_same_demonstrations(scenarios):
+    trained = sorted(str(path.parent.relative_to(scenarios)) for path in scenarios.rglob("model.safetensors"))
+    everywhere = [f"{scenario}/seed-0/target_sft-eta0.5" for scenario in ("clean", "half-wrong", "right", "wrong")]
+    once = [f"{scenario}/seed-0/{name}" for scenario in ("clean", "right") for name in ("dft", "sft")]
     assert trained == sorted([*everywhere, *once])
-    found = json.loads((worlds / "results.json").read_text())["worlds"]
-    right, wrong, _, clean = (one["seeds"][0]["places"]["SFT"] for one in found.values())
+    found = json.loads((scenarios / "results.json").read_text())["scenarios"]
+    right, wrong, _, clean = (one["seeds"][0]["paths"]["SFT"] for one in found.values())
     assert right == wrong != clean
 
 
-def test_the_recipe_trains_the_same_target_sft(worlds, tmp_path):
+def test_the_recipe_trains_the_same_target_sft(scenarios, tmp_path):
     recipe, cache = tmp_path / "recipe", tmp_path / "cache"
     assert main(["train", "demo", "--output_dir", str(recipe), "--teacher_cache", str(cache)]) == 0
-    ours = load_file(worlds / "right" / "seed-0" / "target_sft-eta0.5" / "model.safetensors")
+    ours = load_file(scenarios / "right" / "seed-0" / "target_sft-eta0.5" / "model.safetensors")
     theirs = load_file(recipe / "model.safetensors")
     assert theirs.keys() == ours.keys()
     for name, weight in ours.items():

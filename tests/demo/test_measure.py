@@ -2,10 +2,12 @@ from random import Random
 
 import pytest
 
+from qsft.demo.documents import as_dataset
 from qsft.demo.foundation import untrained
-from qsft.demo.measure import measure, words_of
-from qsft.demo.scenario import Phase, as_dataset, fit
-from qsft.demo.world import ERRORS, Writer, evaluation_problems
+from qsft.demo.measure import measure, response_words
+from qsft.demo.scenario import Phase
+from qsft.demo.task import ERRORS, Writer, evaluation_problems
+from qsft.demo.training import fit
 from qsft.inference.sampling import Generation
 from qsft.progress import Progress
 
@@ -13,8 +15,8 @@ PROBLEMS = evaluation_problems(4, seed=0)
 
 
 def test_words_show_whether_a_response_ended():
-    assert words_of(Generation("d", 0, "ans 8", 3, "stop")) == ["ans", "8", "<eos>"]
-    assert words_of(Generation("d", 0, "ans 8", 2, "length")) == ["ans", "8"]
+    assert response_words(Generation("d", 0, "ans 8", 3, "stop")) == ["ans", "8", "<eos>"]
+    assert response_words(Generation("d", 0, "ans 8", 2, "length")) == ["ans", "8"]
 
 
 def test_an_untrained_model_is_wrong_in_form():

@@ -4,9 +4,10 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from qsft.explore.alignment import BINS, CAVEAT, comparable_targets, in_words, measure_alignment
-from qsft.explore.heatmap import alignment_figure, alignment_page, pull_figure, reliability_figure
-from qsft.explore.tokens import read_document
+from qsft.explore.alignment import BINS, comparable_targets, measure_alignment
+from qsft.explore.alignment_report import alignment_figure, alignment_page, pull_figure, reliability_figure
+from qsft.explore.alignment_summary import CAVEAT, in_words
+from qsft.explore.observe import read_document
 from qsft.losses.sums import QUADRANTS
 from qsft.targets.registry import make_target
 
@@ -18,8 +19,8 @@ def data(student, tokenizer, documents, cache):
 
 def test_counts_are_those_of_the_tokens(data, student, documents, cache):
     seen = [read_document(student, document, make_target("sft"), cache) for document in documents]
-    p, t = (np.concatenate([s[name] for s in seen]) for name in ("p", "t"))
-    quadrants = np.concatenate([s["quadrant"] for s in seen])
+    p, t = (np.concatenate([getattr(one, name) for one in seen]) for name in ("p", "t"))
+    quadrants = np.concatenate([one.quadrant for one in seen])
     assert data["documents"] == len(documents)
     assert data["label_tokens"] == len(p)
     assert data["quadrants"] == {name: int((quadrants == i).sum()) for i, name in enumerate(QUADRANTS)}
@@ -37,16 +38,16 @@ def test_what_targets_move(data):
 
 
 def test_sft_moves_one_minus_p(data, student, documents, cache):
-    p = np.concatenate([read_document(student, document, make_target("sft"), cache)["p"] for document in documents])
+    p = np.concatenate([read_document(student, document, make_target("sft"), cache).p for document in documents])
     assert data["targets"]["sft"]["moved"] == pytest.approx((1 - p).mean(), rel=1e-4)
     assert data["targets"]["sft"]["trains_on"] == pytest.approx((1 - p >= 0.05).mean())
 
 
-def test_frequent_words_say_how_often_of_how_often(data):
+def test_frequent_tokens_have_their_count_and_occurrences(data):
     for kind in ("rescue", "filter"):
-        counts = [word["count"] for word in data["words"][kind]]
+        counts = [word["count"] for word in data["frequent_tokens"][kind]]
         assert counts == sorted(counts, reverse=True)
-        assert all(0 < word["count"] <= word["of"] for word in data["words"][kind])
+        assert all(0 < word["count"] <= word["of"] for word in data["frequent_tokens"][kind])
 
 
 def test_the_heat_map_is_conditional_on_the_student(data):
@@ -57,7 +58,7 @@ def test_the_heat_map_is_conditional_on_the_student(data):
     assert [bar.name for bar in pull_figure(data).data] == ["Q1 rescue", "Q2 filter", "Q3 agree", "Q4 student only"]
 
 
-def test_claims_are_counted_by_the_teachers_first_choice(data, documents, cache):
+def test_reliability_counts_the_teachers_first_choices(data, documents, cache):
     claims, right = [], []
     for document in documents:
         rows = cache.lookup(document["input_ids"], document["labels"])
@@ -68,10 +69,10 @@ def test_claims_are_counted_by_the_teachers_first_choice(data, documents, cache)
     found, index = data["reliability"], np.clip((np.array(claims) * BINS).astype(int), 0, BINS - 1)
     bins = np.unique(index)
     assert found["count"] == [int((index == i).sum()) for i in bins]
-    assert found["claimed"] == pytest.approx([np.array(claims)[index == i].mean() for i in bins], abs=1e-3)
-    assert found["borne_out"] == pytest.approx([np.array(right)[index == i].mean() for i in bins])
+    assert found["confidence"] == pytest.approx([np.array(claims)[index == i].mean() for i in bins], abs=1e-3)
+    assert found["accuracy"] == pytest.approx([np.array(right)[index == i].mean() for i in bins])
     assert sum(found["count"]) == data["label_tokens"]
-    excess = [one["excess"] for one in found["doubted"]]
+    excess = [one["excess"] for one in found["overconfident"]]
     assert excess == sorted(excess, reverse=True)
     assert list(reliability_figure(data).data[1].customdata) == found["count"]
 
@@ -101,14 +102,14 @@ def test_without_a_teacher_or_a_label_there_is_nothing_to_compare(student, token
         measure_alignment(student, tokenizer, unlabelled, cache)
 
 
-def made_up(borne_out=0.96, guided=0.1, **shares):
+def made_up(accuracy=0.96, guided=0.1, **shares):
     quadrants = {"rescue": 0.0, "filter": 0.0, "agree": 0.0, "student_only": 0.0, **shares}
     effect = {"trains_on": 0.5, "moved": 0.4, "quadrants": quadrants}
     weak = {**effect, "moved": 0.1}
     facts = {"label_in_topk": 0.99, "teacher_top1": 0.7, "student_top1": 0.6}
-    claims = {"from": [0.95], "count": [100], "claimed": [0.97], "borne_out": [borne_out], "doubted": []}
+    reliability = {"from": [0.95], "count": [100], "confidence": [0.97], "accuracy": [accuracy], "overconfident": []}
     targets = {"sft": effect, "dft": weak, "target_sft": {**effect, "moved": guided}}
-    return {"shares": quadrants, "targets": targets, "reliability": claims, **facts}
+    return {"shares": quadrants, "targets": targets, "reliability": reliability, **facts}
 
 
 @pytest.mark.parametrize(
@@ -126,18 +127,19 @@ def test_the_reading_follows_the_numbers(shares, words):
     assert sentences[-1] == CAVEAT
 
 
-def test_target_and_dft_stay_close_only_where_the_numbers_say_so():
-    assert "stay close" in " ".join(in_words(made_up(agree=1.0, guided=0.11)))
+def test_target_sft_and_dft_are_compared_by_the_numbers():
+    assert "are close" in " ".join(in_words(made_up(agree=1.0, guided=0.11)))
     apart = " ".join(in_words(made_up(agree=1.0, guided=0.3)))
-    assert "stay close" not in apart
-    assert "target asks to move 0.300" in apart
+    assert "still differ" in apart
+    assert "target_sft moves 0.300" in apart
 
 
-@pytest.mark.parametrize(("borne_out", "warned"), [(0.95, False), (0.7, True)])
-def test_a_sure_teacher_is_trusted_as_far_as_the_labels_bear_it_out(borne_out, warned):
-    said = " ".join(in_words(made_up(borne_out=borne_out, agree=1.0)))
-    assert f"the data write that token {100 * borne_out:.1f}\N{NO-BREAK SPACE}% of the time" in said
-    assert ("is not borne out" in said) == warned == ("no reason to doubt it" not in said)
+@pytest.mark.parametrize(("accuracy", "verdict"), [(0.95, "is calibrated"), (0.7, "is overconfident")])
+def test_a_sure_teacher_is_calibrated_or_overconfident(accuracy, verdict):
+    sentences = " ".join(in_words(made_up(accuracy=accuracy, agree=1.0)))
+    assert f"that token is the label {100 * accuracy:.1f}\N{NO-BREAK SPACE}% of the time" in sentences
+    assert [word in sentences for word in ("is calibrated", "is overconfident")].count(True) == 1
+    assert verdict in sentences
 
 
 def test_the_page_and_the_json_say_the_same(data):

@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qsft.explore import explorer
+from qsft.explore import target_grid
 from qsft.explore.alignment import measure_alignment
-from qsft.explore.explorer import targets_page
-from qsft.explore.heatmap import alignment_page
-from qsft.explore.runs import Run, run_page
-from qsft.explore.tokens import tokens_page, xray
+from qsft.explore.alignment_report import alignment_page
+from qsft.explore.target_explorer import targets_page
+from qsft.explore.token_xray import tokens_page, xray
+from qsft.explore.training_curves import Run, run_page
 from qsft.losses.reference import target_loss
 from qsft.page import write_page
 from qsft.targets.registry import make_target
@@ -22,7 +22,6 @@ from selenium.webdriver.support.ui import Select
 
 pytestmark = pytest.mark.browser
 EVIL = "<script>window.hacked=1</script>"
-LABEL, P, T, Q, KIND, ALTERNATIVES = 2, 3, 4, 6, 8, 9
 
 
 def focal(logits, labels):
@@ -73,14 +72,14 @@ def expected(target, p_y, t_y):
     """The four numbers, by the reference loss and autograd."""
     p, t = (torch.tensor([value], dtype=torch.float64) for value in (p_y, t_y))
     logits, labels, teacher = (
-        explorer.student_probs(p).log().requires_grad_(),
+        target_grid.student_probs(p).log().requires_grad_(),
         torch.tensor([0]),
-        explorer.kept(explorer.teacher_probs(t)),
+        target_grid.kept_tokens(target_grid.teacher_probs(t)),
     )
     loss = target_loss(logits, labels, target, teacher)
     (gradient,) = torch.autograd.grad(loss, logits)
     q = target(TokenView.of(logits.detach(), labels, teacher))
-    q_y = q.dense(explorer.student_probs(p))[0, 0].item()
+    q_y = q.dense(target_grid.student_probs(p))[0, 0].item()
     return {"loss": loss.item(), "gamma": q.gamma.item(), "q": q_y, "gradient": gradient[0, 0].item()}
 
 
@@ -103,12 +102,12 @@ def test_a_users_loss_is_shown_first_and_curves_follow_the_target(browser, targe
     assert "focal" in chosen
     assert numbers(browser) == pytest.approx(expected(LossTarget(focal), 0.3, 0.75), abs=6e-4)
     drawn = browser.js("return document.querySelectorAll('#curves .plot')[0].data[0].y")
-    logits = explorer.student_probs(torch.tensor(explorer.P_GRID, dtype=torch.float64)).log()
+    logits = target_grid.student_probs(torch.tensor(target_grid.P_GRID, dtype=torch.float64)).log()
     losses = focal(logits, torch.zeros(len(logits), dtype=torch.int64))
     assert drawn == pytest.approx(losses.tolist(), abs=1e-5)
 
 
-def test_choices_a_row_refuses_say_why(browser, targets):
+def test_an_invalid_combination_shows_its_error(browser, targets):
     browser.open(targets)
     Select(browser.one("#second-target")).select_by_visible_text("kd")
     Select(browser.one("#second [data-axis=tail]")).select_by_visible_text("ghost")
@@ -116,7 +115,7 @@ def test_choices_a_row_refuses_say_why(browser, targets):
     browser.slide("#second [data-axis=temperature]", 1)
     assert 'needs tail="drop"' in browser.text("#second .notice")
     assert browser.text("#second [data-value=loss]") == "–"
-    Select(browser.one("#second-target")).select_by_visible_text("nothing beside it")
+    Select(browser.one("#second-target")).select_by_visible_text("no second target")
     assert browser.all("#second .plot") == []
 
 
@@ -126,10 +125,11 @@ def test_hovering_shows_the_alternatives_of_that_token(browser, tokens, seen):
     for number in (0, 7, 20):
         browser.hover(browser.all(".tok")[number])
         shown = [line.text for line in browser.all("#detail tbody th")]
-        ids = [rows[number][LABEL], *(alternative[0] for alternative in rows[number][ALTERNATIVES])]
+        token = rows[number]
+        ids = [token["label"], *(alternative["token"] for alternative in token["alternatives"])]
         assert sorted(shown) == sorted(seen["vocabulary"][str(i)] for i in ids)
         label = [cell.text for cell in browser.all("#detail tr.label td")]
-        for text, value in zip(label, (rows[number][P], rows[number][T], rows[number][Q])):
+        for text, value in zip(label, (token["p"], token["t"], token["q"])):
             assert text == ("< 0.001" if 0 < value < 5e-4 else f"{value:.3f}")
 
 
@@ -145,21 +145,21 @@ def test_the_filter_shows_as_many_tokens_as_the_json_counts(browser, tokens, see
     assert len(browser.all(".tok:not(.dim)")) == seen["label_tokens"]
 
 
-def test_colours_follow_the_switch(browser, tokens, seen):
+def test_colors_follow_the_switch(browser, tokens, seen):
     browser.open(tokens)
     rows = [row for document in seen["documents"] for row in document["tokens"]]
-    for key, column in (("p", P), ("t", T), ("q", Q)):
-        browser.one(f"#colour [data-value={key}]").click()
+    for key in ("p", "t", "q"):
+        browser.one(f"#color [data-value={key}]").click()
         drawn = browser.js("return [...document.querySelectorAll('.tok')].map(e => +e.style.getPropertyValue('--v'))")
-        assert drawn == pytest.approx([min(1.0, row[column]) for row in rows])
+        assert drawn == pytest.approx([min(1.0, row[key]) for row in rows])
 
 
 def test_search_hides_other_documents_and_marks_the_tokens(browser, tokens, seen):
     browser.open(tokens)
     browser.press(browser.one("#search"), "window.hacked")
-    found = [d for d in seen["documents"] if any("window.hacked" in row[0] for row in d["tokens"])]
+    found = [d for d in seen["documents"] if any("window.hacked" in row["text"] for row in d["tokens"])]
     assert len([doc for doc in browser.all(".doc") if doc.is_displayed()]) == len(found)
-    assert len(browser.all(".tok.hit")) == sum("window.hacked" in row[0] for d in found for row in d["tokens"])
+    assert len(browser.all(".tok.hit")) == sum("window.hacked" in row["text"] for d in found for row in d["tokens"])
 
 
 def test_the_keyboard_is_enough(browser, tokens, seen):
@@ -167,7 +167,7 @@ def test_the_keyboard_is_enough(browser, tokens, seen):
     rows = seen["documents"][0]["tokens"]
     browser.press(browser.one(".tok"), Keys.ARROW_RIGHT)
     browser.press(browser.driver.switch_to.active_element, Keys.ARROW_RIGHT)
-    assert browser.text("#detail h2") == seen["vocabulary"][str(rows[2][LABEL])]
+    assert browser.text("#detail h2") == seen["vocabulary"][str(rows[2]["label"])]
     browser.press(browser.driver.switch_to.active_element, Keys.ESCAPE)
     assert browser.text("#detail") == ""
 

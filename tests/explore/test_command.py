@@ -41,7 +41,7 @@ def test_a_model_and_a_cache_are_enough(tmp_path, models, cache, capsys):
     assert str(out) in capsys.readouterr().out
 
 
-def test_alignment_of_ones_own_documents_is_said_and_written(tmp_path, models, cache, documents, capsys):
+def test_alignment_of_ones_own_documents_is_printed_and_written(tmp_path, models, cache, documents, capsys):
     rows = tmp_path / "rows.jsonl"
     strangers = [{"input_ids": [7, 8, 9], "labels": [-100, 8, 9]}]  # not in the cache: left out
     rows.write_text("\n".join(json.dumps(row) for row in [*documents, *strangers]))
@@ -78,7 +78,7 @@ def recipe(tmp_path, models):
     return path
 
 
-def test_a_recipe_is_looked_at_through_a_draw_of_its_rows(tmp_path, recipe, models):
+def test_a_recipe_is_explored_through_a_sample_of_its_documents(tmp_path, recipe, models):
     numbers = tmp_path / "a.json"
     assert run("alignment", recipe, "--num_documents", 4, "--output_file", tmp_path / "a.html", "--json", numbers) == 0
     first = json.loads(numbers.read_text())
@@ -119,7 +119,7 @@ def test_runs_are_drawn(tmp_path):
     assert "loss" in (tmp_path / "run.html").read_text()
 
 
-def test_what_is_missing_is_said(models, cache):
+def test_missing_options_are_named(models, cache):
     with pytest.raises(ValueError, match="RECIPE"):
         run("tokens", "--model_name_or_path", models / "student")
     with pytest.raises(ValueError, match="--num_documents must be at least 1"):

@@ -1,4 +1,4 @@
-// The threshold that parts likely from unlikely: shares and lines follow it, counted from the bins of the heat map.
+// The threshold that separates likely from unlikely labels: shares and lines follow it, counted from the heat map's bins.
 const { data, draw } = qsft;
 const slider = document.getElementById("high");
 const plot = document.querySelector(".plot");
@@ -21,8 +21,9 @@ function move() {
   const percent = (kind) => `${((100 * counts[kind]) / total).toFixed(1)} %`;
   for (const tile of document.querySelectorAll("[data-kind]")) tile.textContent = percent(tile.dataset.kind);
   const { spec } = plot;
-  const [upright, level] = spec.layout.shapes;
-  upright.x0 = upright.x1 = level.y0 = level.y1 = high;
+  const [vertical, horizontal] = spec.layout.shapes;
+  vertical.x0 = vertical.x1 = high;
+  horizontal.y0 = horizontal.y1 = high;
   Object.keys(data.corners).forEach((kind) => {
     const note = spec.layout.annotations.find((one) => one.text.includes(data.names[kind]));
     note.text = `<b>${data.names[kind]}</b><br>${percent(kind)}`;

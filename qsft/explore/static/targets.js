@@ -5,11 +5,11 @@ const shown = (x) => (x === null ? "off" : typeof x === "number" ? String(Number
 const digits = (x) => (Math.abs(x) < 5e-7 ? "0" : Math.abs(x) < 1e-3 ? x.toExponential(1) : x.toFixed(Math.abs(x) < 10 ? 3 : 1));
 
 for (const target of data.targets) {
-  const bytes = Uint8Array.from(atob(target.table), (c) => c.charCodeAt(0));
-  target.rows = new Float32Array(bytes.buffer);
+  const bytes = Uint8Array.from(atob(target.points), (c) => c.charCodeAt(0));
+  target.values = new Float32Array(bytes.buffer);
 }
 
-// Where the sliders stand: the situation is shared by both targets, hyper-parameters belong to one.
+// Where the sliders are: the situation is shared by both targets, hyper-parameters belong to one.
 const situation = {};
 const panels = ["first", "second"].map((id) => ({ id, element: document.getElementById(id), target: null, at: {} }));
 for (const target of data.targets) for (const axis of target.situation) situation[axis.name] ??= axis.start;
@@ -18,15 +18,15 @@ function index(axes, at) {
   return axes.reduce((total, axis) => total * axis.values.length + at[axis.name], 0);
 }
 
-// The row of a target's table for the sliders, with p at another stop if asked.
+// The numbers of a target where its sliders are, or with p at another place.
 function look(panel, p = situation.p) {
   const { target, at } = panel;
-  const cell = index(target.hparams, at);
+  const cell = index(target.hyper_parameters, at);
   const points = target.situation.reduce((n, axis) => n * axis.values.length, 1);
   const start = (cell * points + index(target.situation, { ...situation, p })) * WIDTH;
-  const row = target.rows.subarray(start, start + WIDTH);
-  const part = (i) => Array.from(row.subarray(2 + i * V, 2 + (i + 1) * V));
-  return { loss: row[0], gamma: row[1], q: part(0), gradient: part(1), end: part(2), cell };
+  const point = target.values.subarray(start, start + WIDTH);
+  const part = (i) => Array.from(point.subarray(2 + i * V, 2 + (i + 1) * V));
+  return { loss: point[0], gamma: point[1], q: part(0), gradient: part(1), end: part(2), cell };
 }
 
 function slider(axis, at, change) {
@@ -41,13 +41,13 @@ function slider(axis, at, change) {
   }
   const output = make("output", { for: id });
   const input = make("input", { id, type: "range", min: 0, max: axis.values.length - 1, step: 1, "data-axis": axis.name });
-  const say = () => {
+  const showValue = () => {
     output.textContent = shown(axis.values[input.value]);
     input.setAttribute("aria-valuetext", output.textContent);
   };
   input.value = at[axis.name];
-  input.oninput = () => { at[axis.name] = Number(input.value); say(); change(); };
-  say();
+  input.oninput = () => { at[axis.name] = Number(input.value); showValue(); change(); };
+  showValue();
   return make("div", { class: "slider" }, make("label", { for: id }, make("span", {}, axis.label), output), input);
 }
 
@@ -59,10 +59,10 @@ function situationSliders() {
 
 function choose(panel, number) {
   panel.target = data.targets[number] ?? null;
-  panel.at = Object.fromEntries((panel.target?.hparams ?? []).map((axis) => [axis.name, axis.start]));
+  panel.at = Object.fromEntries((panel.target?.hyper_parameters ?? []).map((axis) => [axis.name, axis.start]));
   const options = data.targets.map((target, i) => make("option", { value: i }, target.name));
-  if (panel.id === "second") options.unshift(make("option", { value: -1 }, "nothing beside it"));
-  const label = panel.id === "first" ? "Target" : "Beside it";
+  if (panel.id === "second") options.unshift(make("option", { value: -1 }, "no second target"));
+  const label = panel.id === "first" ? "Target" : "Second target";
   const select = make("select", { "aria-label": label, id: panel.id + "-target" }, ...options);
   select.value = number;
   select.onchange = () => { choose(panel, Number(select.value)); situationSliders(); update(); select.isConnected || panel.element.querySelector("select").focus(); };
@@ -72,7 +72,7 @@ function choose(panel, number) {
 
 function details(panel) {
   panel.formula = make("p", { class: "formula" });
-  panel.refused = make("p", { class: "notice", hidden: "" });
+  panel.error = make("p", { class: "notice", hidden: "" });
   const names = { loss: "loss", gamma: "γ", q: "Q_y", gradient: "∂L/∂z_y", other: "Q_a", otherGradient: "∂L/∂z_a" };
   panel.numbers = Object.fromEntries(Object.keys(names).map((key) => [key, make("dd", { "data-value": key })]));
   const list = Object.entries(names).map(([key, name]) => make("div", {}, make("dt", {}, name), panel.numbers[key]));
@@ -80,12 +80,12 @@ function details(panel) {
     [key, make("div", { class: "plot", role: "img", style: `height:${key === "bars" ? 230 : 170}px` })]));
   panel.endNote = make("p", { class: "note" });
   return [
-    make("p", { class: "words" }, panel.target.words), panel.formula,
-    make("div", { class: "sliders" }, ...panel.target.hparams.map((axis) => slider(axis, panel.at, update))),
-    panel.refused, make("dl", { class: "numbers" }, ...list),
+    make("p", { class: "words" }, panel.target.description), panel.formula,
+    make("div", { class: "sliders" }, ...panel.target.hyper_parameters.map((axis) => slider(axis, panel.at, update))),
+    panel.error, make("dl", { class: "numbers" }, ...list),
     make("h3", {}, "Student, teacher, target"), panel.plots.bars,
     make("h3", {}, "Gradient, scale·(p − Q): below zero is pushed up"), panel.plots.gradient,
-    make("h3", {}, "Where training goes"), panel.plots.end, panel.endNote,
+    make("h3", {}, "Where training ends"), panel.plots.end, panel.endNote,
   ];
 }
 
@@ -97,12 +97,12 @@ const layout = (more = {}) => ({ barmode: "group", bargap: 0.25, margin: { l: 44
 const probability = { range: [0, 1.02], tickformat: ".1f", dtick: 0.5 };
 const listed = (values) => data.tokens.map((token, i) => `${token} ${digits(values[i])}`).join(", ");
 
-function say(panel) {
+function writeNumbers(panel) {
   const { target } = panel;
   const now = look(panel);
   panel.formula.textContent = target.formulas[now.cell] || "–";
-  panel.refused.hidden = !target.refused[now.cell];
-  panel.refused.textContent = target.refused[now.cell];
+  panel.error.hidden = !target.errors[now.cell];
+  panel.error.textContent = target.errors[now.cell];
   const values = { loss: now.loss, gamma: now.gamma, q: now.q[0], gradient: now.gradient[0], other: now.q[1], otherGradient: now.gradient[1] };
   for (const [key, element] of Object.entries(panel.numbers)) element.textContent = isNaN(values[key]) ? "–" : digits(values[key]);
 }
@@ -118,22 +118,22 @@ function drawPanel(panel) {
   draw(plots.bars, { data: [...bars, bar("target Q", now.q, "var(--accent)")],
     layout: layout({ yaxis: signed ? { tickformat: ".1f" } : probability }) });
   plots.bars.setAttribute("aria-label", `Target Q: ${listed(now.q)}`);
-  const colours = now.gradient.map((g) => (g < 0 ? "var(--accent)" : "var(--warm)"));
+  const colors = now.gradient.map((g) => (g < 0 ? "var(--accent)" : "var(--warm)"));
   const reach = Math.max(1.02, ...now.gradient.map(Math.abs));
-  draw(plots.gradient, { data: [{ ...bar("gradient", now.gradient, colours), showlegend: false }],
+  draw(plots.gradient, { data: [{ ...bar("gradient", now.gradient, colors), showlegend: false }],
     layout: layout({ margin: { l: 44, r: 6, t: 8, b: 24 }, yaxis: { range: [-reach, reach], zeroline: true } }) });
   plots.gradient.setAttribute("aria-label", `Gradient: ${listed(now.gradient)}`);
   draw(plots.end, { data: [bar("data d", data.data, "var(--muted)"), bar("student p*", now.end, "var(--pink)", "x")],
     layout: layout({ yaxis: probability }) });
-  plots.end.setAttribute("aria-label", `Where training goes: ${listed(now.end)}`);
-  panel.endNote.textContent = "If the data continue this context with y in 70 % of the documents (grey), training on all of "
-    + `them rests at p* (${target.closed[now.cell] ? "closed form" : "found by descent from the student above"}).`;
+  plots.end.setAttribute("aria-label", `Where training ends: ${listed(now.end)}`);
+  panel.endNote.textContent = "If the data continue this context with y in 70 % of the documents (gray), training on all of "
+    + `them rests at p* (${target.closed_form[now.cell] ? "closed form" : "found by descent from the student above"}).`;
 }
 
 const CURVES = [
-  ["Loss", (row) => row.loss], ["Target on the label, Q_y", (row) => row.q[0]],
-  ["Target on a token nobody wrote, Q_a", (row) => row.q[1]],
-  ["Gradient on the label y", (row) => row.gradient[0]], ["Gradient on the other token a", (row) => row.gradient[1]],
+  ["Loss", (point) => point.loss], ["Target on the label, Q_y", (point) => point.q[0]],
+  ["Target on a token that is not the label, Q_a", (point) => point.q[1]],
+  ["Gradient on the label y", (point) => point.gradient[0]], ["Gradient on the other token a", (point) => point.gradient[1]],
 ];
 const curvePlots = CURVES.map(([title]) => {
   const plot = make("div", { class: "plot", role: "img", "aria-label": `${title} over the student's probability of y`, style: "height:230px" });
@@ -161,13 +161,13 @@ function drawCurves() {
 let drawing = null;
 // Numbers follow a slider at once; pictures follow once per frame, however fast it moves.
 function update() {
-  for (const panel of panels) if (panel.target) say(panel);
+  for (const panel of panels) if (panel.target) writeNumbers(panel);
   drawing ??= requestAnimationFrame(drawAll);
-  const said = panels.filter((panel) => panel.target).map((panel) => {
+  const sentences = panels.filter((panel) => panel.target).map((panel) => {
     const now = look(panel);
     return `${panel.target.name}: loss ${digits(now.loss)}, Q of y ${digits(now.q[0])}, gradient on y ${digits(now.gradient[0])}`;
   });
-  document.getElementById("said").textContent = said.join("; ");
+  document.getElementById("status").textContent = sentences.join("; ");
   const legend = panels.filter((panel) => panel.target).map((panel) =>
     make("span", { class: "key " + panel.id }, make("i", { "aria-hidden": "true" }), panel.target.name));
   document.getElementById("legend").replaceChildren(...legend);

@@ -1,58 +1,58 @@
 const { make, data } = qsft;
-const [TEXT, BETWEEN, LABEL, P, T, GAMMA, Q, GRADIENT, KIND, ALTERNATIVES] = [...Array(10).keys()];
-const COLOURS = { gamma: ["γ", GAMMA], p: ["p_θ", P], t: ["p_T", T], q: ["Q_y", Q], gradient: ["gradient", GRADIENT] };
-const KINDS = { rescue: "rescue", filter: "filter", agree: "agree", student_only: "student only" };
+// A token is { text, text_before, label, p, t, gamma, q, gradient, quadrant, alternatives: [{ token, p, t, q }] }.
+const VALUES = { gamma: "γ", p: "p_θ", t: "p_T", q: "Q_y", gradient: "gradient" };
+const QUADRANTS = { rescue: "rescue", filter: "filter", agree: "agree", student_only: "student only" };
 const MEANING = {
   rescue: "rescue: the teacher finds the label likely, the student does not", filter: "filter: neither finds the label likely",
   agree: "agree: both find the label likely", student_only: "student only: the student finds the label likely, the teacher does not",
 };
-const state = { colour: "gamma", kind: "all", chosen: null };
+const state = { color: "gamma", quadrant: "all", chosen: null };
 const number = (x) => (x === null ? "–" : x !== 0 && Math.abs(x) < 5e-4 ? (x > 0 ? "< 0.001" : "> −0.001") : x.toFixed(3).replace("-", "−"));
 const percent = (n, of) => (of ? `${Math.round((1000 * n) / of) / 10} %` : "–");
 const hasTeacher = data.documents.some((doc) => "t" in doc.means);
 
-// One element per token, in reading order; each knows its row.
+// One element per token, in reading order.
 const elements = [];
 
 function paint(element) {
-  const value = element.row[COLOURS[state.colour][1]] ?? 0;
+  const value = element.token[state.color] ?? 0;
   element.style.setProperty("--v", Math.min(1, Math.abs(value)));
-  element.style.setProperty("--tone", state.colour === "gradient" && value > 0 ? "var(--warm)" : "var(--accent)");
-  element.classList.toggle("dim", state.kind !== "all" && element.row[KIND] !== state.kind);
+  element.style.setProperty("--tone", state.color === "gradient" && value > 0 ? "var(--warm)" : "var(--accent)");
+  element.classList.toggle("dim", state.quadrant !== "all" && element.token.quadrant !== state.quadrant);
 }
 
-function token(row, place) {
-  const shown = row[TEXT].replace(/\n/g, "⏎\n");
-  const element = make("span", { class: `tok ${row[KIND] ?? ""}`, role: "button", tabindex: elements.length ? -1 : 0 }, shown);
-  Object.assign(element, { row, place, number: elements.length });
+function tokenElement(token, place) {
+  const shown = token.text.replace(/\n/g, "⏎\n");
+  const element = make("span", { class: `tok ${token.quadrant ?? ""}`, role: "button", tabindex: elements.length ? -1 : 0 }, shown);
+  Object.assign(element, { token, place, number: elements.length });
   elements.push(element);
   return element;
 }
 
 function text(doc, place) {
-  const parts = doc.tokens.flatMap((row) => {
-    const element = token(row, place);
-    return row[BETWEEN] ? [make("span", { class: "between" }, row[BETWEEN]), element] : [element];
+  const parts = doc.tokens.flatMap((token) => {
+    const element = tokenElement(token, place);
+    return token.text_before ? [make("span", { class: "between" }, token.text_before), element] : [element];
   });
   if (doc.left_out) parts.push(make("span", { class: "between" }, ` … ${doc.left_out} more label tokens are not shown`));
   return make("p", { class: "text" }, ...parts);
 }
 
 function facts(doc) {
-  const means = Object.entries(COLOURS).filter(([key]) => key in doc.means).map(([key, [name]]) => `mean ${name} ${number(doc.means[key])}`);
-  const kinds = hasTeacher ? Object.keys(KINDS).map((kind) => `${KINDS[kind]} ${percent(doc.quadrants[kind], doc.tokens.length)}`) : [];
-  return [`${doc.tokens.length} label tokens`, ...means, ...kinds].join(" · ");
+  const means = Object.entries(VALUES).filter(([key]) => key in doc.means).map(([key, name]) => `mean ${name} ${number(doc.means[key])}`);
+  const shares = hasTeacher ? Object.entries(QUADRANTS).map(([key, name]) => `${name} ${percent(doc.quadrants[key], doc.tokens.length)}`) : [];
+  return [`${doc.tokens.length} label tokens`, ...means, ...shares].join(" · ");
 }
 
 function asTable(doc) {
-  const columns = ["token", ...Object.values(COLOURS).map(([name]) => name), "kind"];
+  const columns = ["token", ...Object.values(VALUES), "kind"];
   const body = make("tbody");
   const details = make("details", {}, make("summary", {}, "As a table"), make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "tokens" },
     make("table", {}, make("thead", {}, make("tr", {}, ...columns.map((name) => make("th", { scope: "col" }, name)))), body)));
   details.addEventListener("toggle", () => {
     if (!details.open || body.childElementCount) return;
-    body.append(...doc.tokens.map((row) => make("tr", {}, make("th", { scope: "row", class: "mono" }, data.vocabulary[row[LABEL]]),
-      ...Object.values(COLOURS).map(([, column]) => make("td", { class: "number" }, number(row[column]))), make("td", {}, KINDS[row[KIND]] ?? "–"))));
+    body.append(...doc.tokens.map((token) => make("tr", {}, make("th", { scope: "row", class: "mono" }, data.vocabulary[token.label]),
+      ...Object.keys(VALUES).map((key) => make("td", { class: "number" }, number(token[key]))), make("td", {}, QUADRANTS[token.quadrant] ?? "–"))));
   });
   return details;
 }
@@ -67,19 +67,20 @@ function show(element) {
   state.chosen?.classList.remove("on");
   state.chosen = element;
   element.classList.add("on");
-  const row = element.row;
+  const { token } = element;
   const cell = (value) => make("td", { class: "number", style: `--v:${Math.max(0, Math.min(1, value ?? 0))}` }, number(value));
-  const line = ([id, p, t, q], label) => make("tr", label ? { class: "label" } : {}, make("th", { scope: "row" }, data.vocabulary[id]),
-    cell(p), ...(hasTeacher ? [cell(t)] : []), cell(q));
-  const lines = [[row[LABEL], row[P], row[T], row[Q]], ...row[ALTERNATIVES]].sort((a, b) => (b[3] ?? 0) - (a[3] ?? 0));
+  const line = (one) => make("tr", one.token === token.label ? { class: "label" } : {},
+    make("th", { scope: "row" }, data.vocabulary[one.token]), cell(one.p), ...(hasTeacher ? [cell(one.t)] : []), cell(one.q));
+  const label = { token: token.label, p: token.p, t: token.t, q: token.q };
+  const lines = [label, ...token.alternatives].sort((a, b) => (b.q ?? 0) - (a.q ?? 0));
   const heads = ["token", "student", ...(hasTeacher ? ["teacher"] : []), "target Q"];
   const close = make("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: hide }, "✕");
   document.getElementById("detail").replaceChildren(
-    close, make("h2", {}, data.vocabulary[row[LABEL]]),
-    make("p", { class: "note" }, make("span", { class: `mark ${row[KIND] ?? ""}` }, MEANING[row[KIND]] ?? "the teacher says nothing here")),
-    make("p", { class: "note" }, `γ ${number(row[GAMMA])} · gradient on the label ${number(row[GRADIENT])}`),
+    close, make("h2", {}, data.vocabulary[token.label]),
+    make("p", { class: "note" }, make("span", { class: `mark ${token.quadrant ?? ""}` }, MEANING[token.quadrant] ?? "no teacher log-probs here")),
+    make("p", { class: "note" }, `γ ${number(token.gamma)} · gradient on the label ${number(token.gradient)}`),
     make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((name, i) => make("th", { scope: "col", class: i ? "number" : "" }, name)))),
-      make("tbody", {}, ...lines.map((values) => line(values, values[0] === row[LABEL])))));
+      make("tbody", {}, ...lines.map(line))));
 }
 
 function hide() {
@@ -101,12 +102,12 @@ function buttons(id, choices, key, change) {
   }
 }
 
-function say() {
-  const [name] = COLOURS[state.colour];
+function writeStatus() {
+  const name = VALUES[state.color];
   const visible = articles.filter((article) => !article.hidden).length;
   const hits = document.querySelectorAll(".tok.hit").length;
-  const counted = state.kind === "all" ? data.label_tokens : data.quadrants[state.kind];
-  const signed = state.colour === "gradient";
+  const counted = state.quadrant === "all" ? data.label_tokens : data.quadrants[state.quadrant];
+  const signed = state.color === "gradient";
   document.getElementById("found").replaceChildren(
     `${visible} of ${articles.length} documents · ${counted.toLocaleString("en")} tokens` + (hits ? ` · ${hits} match` : "") + ` · ${name}`,
     make("span", { class: "scale" + (signed ? " signed" : ""), "aria-hidden": "true" }),
@@ -114,18 +115,18 @@ function say() {
     ...(hasTeacher ? [" · ", make("span", { class: "mark rescue" }, "rescue"), " ", make("span", { class: "mark filter" }, "filter")] : []));
 }
 
-function repaint() { elements.forEach(paint); say(); }
+function repaint() { elements.forEach(paint); writeStatus(); }
 
 function search(query) {
-  const wanted = query.toLowerCase();
+  const lowered = query.toLowerCase();
   for (const element of document.querySelectorAll(".tok.hit")) element.classList.remove("hit");
   data.documents.forEach((doc, place) => {
-    const whole = [doc.prompt, ...doc.tokens.flatMap((row) => [row[BETWEEN], row[TEXT]])].join("").toLowerCase();
-    articles[place].hidden = Boolean(wanted) && !whole.includes(wanted);
+    const whole = [doc.prompt, ...doc.tokens.flatMap((token) => [token.text_before, token.text])].join("").toLowerCase();
+    articles[place].hidden = Boolean(lowered) && !whole.includes(lowered);
   });
-  const bare = wanted.trim();
-  if (bare) for (const element of elements) element.classList.toggle("hit", element.row[TEXT].toLowerCase().includes(bare));
-  say();
+  const bare = lowered.trim();
+  if (bare) for (const element of elements) element.classList.toggle("hit", element.token.text.toLowerCase().includes(bare));
+  writeStatus();
 }
 
 function move(from, step) {
@@ -148,11 +149,11 @@ area.addEventListener("keydown", (event) => {
 });
 document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
 document.getElementById("search").oninput = (event) => search(event.target.value);
-const colours = Object.entries(COLOURS).filter(([key]) => key !== "t" || hasTeacher).map(([key, [name]]) => [key, name]);
-buttons("colour", Object.fromEntries(colours), "colour", repaint);
+const colors = Object.entries(VALUES).filter(([key]) => key !== "t" || hasTeacher);
+buttons("color", Object.fromEntries(colors), "color", repaint);
 if (hasTeacher) {
-  const kinds = Object.entries(KINDS).map(([kind, name]) => [kind, `${name} ${data.quadrants[kind].toLocaleString("en")}`]);
-  buttons("filter", { all: `all ${data.label_tokens.toLocaleString("en")}`, ...Object.fromEntries(kinds) }, "kind", repaint);
+  const quadrants = Object.entries(QUADRANTS).map(([key, name]) => [key, `${name} ${data.quadrants[key].toLocaleString("en")}`]);
+  buttons("filter", { all: `all ${data.label_tokens.toLocaleString("en")}`, ...Object.fromEntries(quadrants) }, "quadrant", repaint);
 } else document.getElementById("filter").remove();
 repaint();
 // A link to one token: page.html#token-12.

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from qsft.explore.runs import read_run, read_runs, run_figures, run_page
+from qsft.explore.training_curves import read_run, read_runs, run_figures, run_page
 
 
 def write_run(directory, *, end=1.0, name="trainer_state.json", steps=(10, 20, 30)):
@@ -24,13 +24,13 @@ def test_a_run_is_its_log(tmp_path):
     assert run.curve("loss") == ([10, 20, 30], [1.1, 1.05, pytest.approx(1 + 1 / 30)])
 
 
-def test_the_newest_checkpoint_speaks_for_a_run_that_is_not_over(tmp_path):
+def test_an_unfinished_run_is_read_from_its_newest_checkpoint(tmp_path):
     write_run(tmp_path, name="checkpoint-9/trainer_state.json", steps=(9,))
     write_run(tmp_path, name="checkpoint-100/trainer_state.json", steps=(9, 100))
     assert read_run(tmp_path).curve("loss")[0] == [9, 100]
 
 
-def test_metrics_are_grouped_and_what_is_not_known_is_drawn_too(tmp_path):
+def test_metrics_are_grouped_and_unlisted_ones_are_drawn_too(tmp_path):
     figures = run_figures([read_run(write_run(tmp_path))])
     assert {heading: [metric for metric, _ in group] for heading, group in figures.items()} == {
         "Loss": ["loss"],
@@ -42,7 +42,7 @@ def test_metrics_are_grouped_and_what_is_not_known_is_drawn_too(tmp_path):
     assert (low.y[0], high.y[0], mean.y[0]) == (0.2, 0.9, 0.5)
 
 
-def test_runs_lie_over_each_other_under_names_that_differ(tmp_path):
+def test_runs_share_a_figure_under_unique_names(tmp_path):
     directories = [write_run(tmp_path / "a" / "out", end=1.0), write_run(tmp_path / "b" / "out", end=2.0)]
     runs = read_runs(directories)
     assert [run.name for run in runs] == [str(directory) for directory in directories]
@@ -54,7 +54,7 @@ def test_runs_lie_over_each_other_under_names_that_differ(tmp_path):
     assert "odd<b>" not in html.replace("\\u003cb>", "")
 
 
-def test_what_is_not_a_run_is_said(tmp_path):
+def test_a_directory_without_a_log_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match="trainer_state"):
         read_run(tmp_path)
     (tmp_path / "trainer_state.json").write_text("{}")

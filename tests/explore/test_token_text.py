@@ -3,7 +3,7 @@ from itertools import pairwise
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from qsft.explore.tokens import Words, visible
+from qsft.explore.token_text import TokenText, table_text
 
 
 def byte_level():
@@ -16,28 +16,32 @@ def byte_level():
 
 
 def test_words_of_a_word_level_tokenizer_keep_their_spaces(tokenizer):
-    words = Words(tokenizer)
+    text = TokenText(tokenizer)
     ids = tokenizer("w1 w2 w3")["input_ids"]
-    assert words.text(ids) == "w1 w2 w3"
-    assert words.alone(ids[0]) + words.after(ids[0], ids[1]) + words.after(ids[1], ids[2]) == "w1 w2 w3"
+    assert text.decode(ids) == "w1 w2 w3"
+    assert text.alone(ids[0]) + text.after(ids[0], ids[1]) + text.after(ids[1], ids[2]) == "w1 w2 w3"
 
 
 def test_the_pieces_of_a_text_make_the_text():
     tokenizer = byte_level()
     ids = tokenizer("a b\nc")["input_ids"]
-    words = Words(tokenizer)
-    rest = "".join(words.after(before, token) for before, token in pairwise(ids))
-    assert words.alone(ids[0]) + rest == "a b\nc"
+    text = TokenText(tokenizer)
+    rest = "".join(text.after(before, token) for before, token in pairwise(ids))
+    assert text.alone(ids[0]) + rest == "a b\nc"
 
 
 def test_half_a_character_is_shown_as_the_tokenizer_spells_it():
     tokenizer = byte_level()
     first, second = tokenizer("é")["input_ids"]
-    words = Words(tokenizer)
-    assert words.alone(first) == tokenizer.convert_ids_to_tokens(first) != "\ufffd"
-    assert "\ufffd" not in words.after(first, second)
+    text = TokenText(tokenizer)
+    assert text.alone(first) == tokenizer.convert_ids_to_tokens(first) != "\ufffd"
+    assert "\ufffd" not in text.after(first, second)
 
 
-def test_white_space_is_visible():
-    assert visible(" a\n\t") == "␣a⏎⇥"
-    assert visible("") == "∅"
+def test_white_space_is_shown_in_tables():
+    assert table_text(" a\n\t") == "␣a⏎⇥"
+    assert table_text("") == "∅"
+
+
+def test_bidirectional_and_zero_width_characters_are_shown_in_tables():
+    assert table_text("a\u202eb\u200bc") == "a⟨U+202E⟩b⟨U+200B⟩c"

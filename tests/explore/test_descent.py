@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from qsft.explore import explorer
-from qsft.explore.explorer import closed_form, descend
+from qsft.explore import target_grid
+from qsft.explore.target_grid import closed_form, descend
 from qsft.targets.registry import make_target
 
-P = explorer.student_probs(torch.tensor(explorer.P_GRID[::4], dtype=torch.float64))
-T = explorer.teacher_probs(torch.full((len(P),), 0.4, dtype=torch.float64))
+P = target_grid.student_probs(torch.tensor(target_grid.P_GRID[::4], dtype=torch.float64))
+T = target_grid.teacher_probs(torch.full((len(P),), 0.4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_a_threshold_leaves_a_student_that_doubts_everything_where_it_is():
     assert torch.allclose(descend(make_target("profit", tau=0.5), flat, T[:1]), flat)
 
 
-def test_the_world_is_made_of_distributions_and_the_cache_drops_an_unlikely_label():
+def test_students_are_distributions_and_the_top_k_leaves_out_an_unlikely_label():
     assert torch.allclose(P.sum(dim=-1), torch.ones(len(P)).double())
-    unlikely = explorer.kept(explorer.teacher_probs(torch.tensor([0.01, 0.5], dtype=torch.float64)))
+    unlikely = target_grid.kept_tokens(target_grid.teacher_probs(torch.tensor([0.01, 0.5], dtype=torch.float64)))
     assert 0 not in unlikely.ids[0]
     assert 0 in unlikely.ids[1]

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qsft.demo.foundation import untrained
-from qsft.demo.scenario import save
-from qsft.demo.world import (
+from qsft.demo.task import (
     ADDING,
     COPYING,
     DEMONSTRATOR,
@@ -34,6 +33,7 @@ from qsft.demo.world import (
     make_tokenizer,
     pretraining_corpus,
 )  # fmt: skip
+from qsft.demo.training import save
 
 problems = st.builds(ClockProblem, st.integers(0, 9), st.tuples(*[st.sampled_from(OPERATIONS)] * 3))
 writers = st.builds(
@@ -104,7 +104,7 @@ def test_noise_is_the_share_of_slips_and_changes_nothing_else(noise):
     assert phrasing == [[word for word in d if not word.isdigit()] for d in clean]
 
 
-def test_the_base_reads_what_the_world_says():
+def test_the_pretraining_corpus_has_its_shares_of_kinds():
     documents = pretraining_corpus(6000, seed=0)
     facts = [d for d in documents if "?" not in d and sum(word in EQUALS for word in d) == 6 and d[-1].isdigit()]
     broken = [d for d in documents if "?" in d[:PROMPT_LENGTH] and d[-3] not in ("ans", "so", "result")]
@@ -134,7 +134,7 @@ def test_evaluation_problems_are_distinct_and_not_demonstrated():
     assert not asked & {tuple(problem.prompt) for problem in held_out}
 
 
-def test_the_same_seed_is_the_same_world_and_another_is_not():
+def test_documents_depend_on_the_seed_alone():
     assert pretraining_corpus(20, 1) == pretraining_corpus(20, 1) != pretraining_corpus(20, 2)
     assert chains(TEACHER, 20, 1) == chains(TEACHER, 20, 1) != chains(TEACHER, 20, 2)
 
@@ -224,7 +224,7 @@ def test_a_tokenizer_saved_with_its_model_is_the_same(tmp_path):
     assert loaded(" ".join(WORDS))["input_ids"] == encode(list(WORDS))
 
 
-def test_the_chat_template_writes_a_problem_as_the_world_does():
+def test_the_chat_template_writes_a_problem_as_in_the_documents():
     messages = [{"role": "user", "content": "7 +5 *3 -8 ?"}, {"role": "assistant", "content": "so 8"}]
     text = make_tokenizer().apply_chat_template(messages, tokenize=False)
     assert " ".join(text.split()) == "<bos> 7 +5 *3 -8 ? so 8 <eos>"

@@ -1,9 +1,9 @@
 import pytest
 
-from qsft.demo.scenario import METHODS, parse_methods
+from qsft.demo.methods import METHODS, parse_methods
 
 
-def test_the_defaults_are_those_of_the_issue():
+def test_default_methods_have_unique_directories():
     labels = [method.label for method in METHODS]
     assert labels == ["SFT", "SFT(p)", "KD 0.8", "KD 1.0", "KD sharpened", "Beyond log", "Target-SFT"]
     assert [method.label for method in METHODS if method.control] == ["KD sharpened", "Beyond log"]
@@ -13,12 +13,16 @@ def test_the_defaults_are_those_of_the_issue():
 def test_known_methods_keep_their_names_and_others_are_called_as_written():
     sft, dft, half, fifth = parse_methods(["sft", "dft", "target_sft:eta=0.5", "target_sft:eta=0.2,lr=2e-3"])
     assert (sft.label, dft.label, half.label) == ("SFT", "SFT(p)", "Target-SFT")
-    assert (fifth.label, fifth.hparams, fifth.learning_rate) == ("target_sft:eta=0.2,lr=2e-3", {"eta": 0.2}, 2e-3)
+    assert (fifth.label, fifth.hyper_parameters, fifth.learning_rate) == (
+        "target_sft:eta=0.2,lr=2e-3",
+        {"eta": 0.2},
+        2e-3,
+    )
 
 
-def test_words_stay_words():
+def test_text_values_stay_text():
     (method,) = parse_methods(["target_sft:tail=ghost"])
-    assert method.hparams == {"tail": "ghost"}
+    assert method.hyper_parameters == {"tail": "ghost"}
 
 
 @pytest.mark.parametrize(
@@ -29,12 +33,12 @@ def test_words_stay_words():
         ("target_sft:eta", "not key=value"),
     ],
 )
-def test_a_wrong_word_is_explained(word, message):
+def test_an_invalid_method_raises(word, message):
     with pytest.raises(ValueError, match=message):
         parse_methods([word])
 
 
-def test_naming_a_method_twice_is_refused():
+def test_naming_a_method_twice_raises():
     with pytest.raises(ValueError, match="twice"):
         parse_methods(["sft", "sft"])
 

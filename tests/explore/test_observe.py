@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from qsft.explore.tokens import read_document
+from qsft.explore.observe import read_document
 from qsft.losses.head import attach_target_head
 from qsft.losses.sums import QUADRANTS, SUM_NAMES
 from qsft.targets.registry import make_target
@@ -28,36 +28,36 @@ def test_what_is_seen_is_what_full_logits_say(name, student, documents, cache, d
     at, view = dense
     target = make_target(name)
     seen = read_document(student, documents[0], target, cache)
-    assert seen["positions"].tolist() == at
+    assert seen.positions.tolist() == at
     p = view.logits.softmax(dim=-1)
-    assert np.allclose(seen["p"], p.gather(-1, view.labels[:, None])[:, 0], atol=1e-5)
-    assert np.allclose(seen["t"], view.teacher.label_logp.exp(), atol=1e-5)
+    assert np.allclose(seen.p, p.gather(-1, view.labels[:, None])[:, 0], atol=1e-5)
+    assert np.allclose(seen.t, view.teacher.label_logp.exp(), atol=1e-5)
     q = target(view)
     q_y = q.dense(p).gather(-1, view.labels[:, None])[:, 0]
-    assert np.allclose(seen["q"], q_y, atol=1e-5)
-    assert np.allclose(seen["gamma"], q.gamma, atol=1e-5)
-    assert np.allclose(seen["gradient"], q.scale * (torch.from_numpy(seen["p"]) - q_y), atol=1e-5)
+    assert np.allclose(seen.q, q_y, atol=1e-5)
+    assert np.allclose(seen.gamma, q.gamma, atol=1e-5)
+    assert np.allclose(seen.gradient, q.scale * (torch.from_numpy(seen.p) - q_y), atol=1e-5)
 
 
 def test_a_weight_per_document_is_filled_in(student, documents, cache, dense):
     at, view = dense
     seen = read_document(student, documents[0], make_target("iw_sft"), cache)
-    assert seen["positions"].tolist() == at
-    assert np.allclose(seen["p"], view.label_logp.exp(), atol=1e-5)
-    weight = min(np.exp(np.mean(np.log(seen["p"]) - np.log(seen["t"]))), 16.0)
-    assert np.allclose(seen["gradient"], weight * (seen["p"] - 1.0), rtol=1e-3)
+    assert seen.positions.tolist() == at
+    assert np.allclose(seen.p, view.label_logp.exp(), atol=1e-5)
+    weight = min(np.exp(np.mean(np.log(seen.p) - np.log(seen.t))), 16.0)
+    assert np.allclose(seen.gradient, weight * (seen.p - 1.0), rtol=1e-3)
 
 
 def test_alternatives_are_the_likeliest_of_both(student, documents, cache, dense):
     _, view = dense
     seen = read_document(student, documents[0], make_target("target_sft"), cache, top=3)
     p = view.logits.softmax(dim=-1)
-    for i in range(len(seen["p"])):
-        assert seen["alternatives"][i, :3, 0].tolist() == p[i].topk(3).indices.tolist()
-        assert seen["alternatives"][i, 3:, 0].tolist() == view.teacher.ids[i, :3].tolist()
-        assert np.allclose(seen["alternatives"][i, 3:, 2], view.teacher.logps[i, :3].exp(), atol=1e-5)
-        outside = [j for j in range(3) if seen["alternatives"][i, j, 0] not in view.teacher.ids[i]]
-        assert np.isnan(seen["alternatives"][i, outside, 2]).all()
+    for i in range(len(seen.p)):
+        assert seen.alternatives.ids[i, :3].tolist() == p[i].topk(3).indices.tolist()
+        assert seen.alternatives.ids[i, 3:].tolist() == view.teacher.ids[i, :3].tolist()
+        assert np.allclose(seen.alternatives.t[i, 3:], view.teacher.logps[i, :3].exp(), atol=1e-5)
+        outside = [j for j in range(3) if seen.alternatives.ids[i, j] not in view.teacher.ids[i]]
+        assert np.isnan(seen.alternatives.t[i, outside]).all()
 
 
 def test_quadrants_count_as_training_counts_them(student, documents, cache):
@@ -71,7 +71,7 @@ def test_quadrants_count_as_training_counts_them(student, documents, cache):
         with torch.no_grad():
             sums = student(input_ids=ids, labels=labels, target=make_target("target_sft"), teacher=rows).sums
         for i, name in enumerate(QUADRANTS):
-            mine[name] += int((seen["quadrant"] == i).sum())
+            mine[name] += int((seen.quadrant == i).sum())
             logged[name] += int(sums[SUM_NAMES.index(name)])
     assert mine == logged
     assert all(mine.values()), f"the documents should show every quadrant, not {mine}"
@@ -79,8 +79,8 @@ def test_quadrants_count_as_training_counts_them(student, documents, cache):
 
 def test_a_live_teacher_and_none(student, documents):
     live = read_document(student, documents[0], make_target("target_sft"), LiveTeacher(student))
-    assert np.allclose(live["p"], live["t"], atol=1e-5)
-    assert (read_document(student, documents[0], make_target("dft"))["quadrant"] == -1).all()
+    assert np.allclose(live.p, live.t, atol=1e-5)
+    assert (read_document(student, documents[0], make_target("dft")).quadrant == -1).all()
 
 
 def test_the_models_mode_is_left_as_it_was(student, documents, cache):
@@ -95,4 +95,4 @@ def test_a_users_loss_is_seen_as_its_induced_target(student, documents):
         return 0.5 * torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
     seen = read_document(student, documents[0], LossTarget(half))
-    assert np.allclose(seen["gradient"], 0.5 * (seen["p"] - 1.0), atol=1e-5)
+    assert np.allclose(seen.gradient, 0.5 * (seen.p - 1.0), atol=1e-5)

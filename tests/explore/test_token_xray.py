@@ -4,13 +4,13 @@ import weakref
 
 import pytest
 
-from qsft.explore import tokens
-from qsft.explore.tokens import read_document, tokens_page, xray
+from qsft.explore import token_xray
+from qsft.explore.observe import read_document
+from qsft.explore.token_xray import tokens_page, xray
 from qsft.losses.sums import QUADRANTS
 from qsft.targets.registry import make_target
 
 EVIL = "<script>window.hacked=1</script>"
-P, T, GAMMA, Q, GRADIENT, KIND, ALTERNATIVES = range(3, 10)
 
 
 @pytest.fixture(scope="module")
@@ -18,41 +18,40 @@ def data(student, tokenizer, documents, cache):
     return xray(student, tokenizer, documents, make_target("target_sft"), cache, n=5)
 
 
-def test_the_numbers_are_those_of_the_probe(data, student, documents, cache):
+def test_the_numbers_are_those_of_the_observations(data, student, documents, cache):
     assert len(data["documents"]) == 5
     for shown, document in zip(data["documents"], documents):
         seen = read_document(student, document, make_target("target_sft"), cache)
-        assert len(shown["tokens"]) == len(seen["p"])
-        for row, p, t, gamma, q in zip(shown["tokens"], seen["p"], seen["t"], seen["gamma"], seen["q"]):
-            assert (row[P], row[T], row[GAMMA], row[Q]) == pytest.approx((p, t, gamma, q), rel=1e-3)
-        assert shown["quadrants"] == {name: int((seen["quadrant"] == i).sum()) for i, name in enumerate(QUADRANTS)}
-        assert shown["means"]["p"] == pytest.approx(seen["p"].mean(), rel=1e-3)
+        for name in ("p", "t", "gamma", "q", "gradient"):
+            assert [token[name] for token in shown["tokens"]] == pytest.approx(getattr(seen, name), rel=1e-3)
+        assert shown["quadrants"] == {name: int((seen.quadrant == i).sum()) for i, name in enumerate(QUADRANTS)}
+        assert shown["means"]["p"] == pytest.approx(seen.p.mean(), rel=1e-3)
 
 
 def test_every_alternative_has_a_name_and_none_is_the_label(data):
     for document in data["documents"]:
-        for row in document["tokens"]:
-            ids = [alternative[0] for alternative in row[ALTERNATIVES]]
+        for token in document["tokens"]:
+            ids = [alternative["token"] for alternative in token["alternatives"]]
             assert len(set(ids)) == len(ids)
-            assert row[2] not in ids
-            assert {str(i) for i in (*ids, row[2])} <= set(data["vocabulary"])
+            assert token["label"] not in ids
+            assert {str(i) for i in (*ids, token["label"])} <= set(data["vocabulary"])
 
 
 def test_it_is_json_and_counts_add_up(data):
     again = json.loads(json.dumps(data, allow_nan=False))
-    kinds = [row[KIND] for document in again["documents"] for row in document["tokens"]]
+    kinds = [token["quadrant"] for document in again["documents"] for token in document["tokens"]]
     assert again["quadrants"] == {name: kinds.count(name) for name in QUADRANTS}
     assert again["label_tokens"] == len(kinds)
 
 
 def test_a_page_holds_no_more_tokens_than_it_can_show(monkeypatch, student, tokenizer, documents, cache):
-    monkeypatch.setattr(tokens, "MOST_TOKENS", 20)
+    monkeypatch.setattr(token_xray, "MOST_TOKENS", 20)
     data = xray(student, tokenizer, documents, make_target("target_sft"), cache)
     assert data["label_tokens"] == 20
     assert data["left_out"] > 0
 
 
-def test_documents_are_drawn_one_at_a_time_and_forgotten(student, tokenizer, documents, cache):
+def test_one_document_is_in_memory_at_a_time(student, tokenizer, documents, cache):
     alive, most = weakref.WeakSet(), 0
 
     class Tracked(dict):
@@ -74,10 +73,10 @@ def test_documents_are_drawn_one_at_a_time_and_forgotten(student, tokenizer, doc
 def test_without_a_teacher_there_is_no_quadrant(student, tokenizer, documents):
     data = xray(student, tokenizer, documents, make_target("dft"), n=2)
     assert set(data["quadrants"].values()) == {0}
-    assert all(row[T] is None and row[KIND] is None for row in data["documents"][0]["tokens"])
+    assert all(token["t"] is None and token["quadrant"] is None for token in data["documents"][0]["tokens"])
 
 
-def test_tokens_that_are_html_never_stand_in_the_page(data):
+def test_tokens_that_are_html_are_not_in_the_page_as_html(data):
     html = tokens_page(data)
     assert EVIL not in html
     assert "onerror" not in html

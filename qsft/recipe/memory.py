@@ -8,8 +8,8 @@ context and fragmentation are not included.
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config
 
 from qsft.losses.projection import rows_per_block, tokens_per_chunk
@@ -242,9 +243,22 @@ def _peak(model: nn.Module, run: Callable[[], Tensor]) -> tuple[int, Tensor]:
     return allocations.peak, result
 
 
+@contextmanager
+def _without_zero3() -> Iterator[None]:
+    """Build models as without DeepSpeed: under ZeRO-3 transformers initializes their weights, which meta lacks."""
+    reference = deepspeed._hf_deepspeed_config_weak_ref
+    active = reference() if reference is not None else None
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if active is not None:
+            deepspeed.set_hf_deepspeed_config(active)
+
+
 def count_parameters(config: PretrainedConfig, model: ModelConfig) -> tuple[int, int]:
     """Return (all parameters, trained parameters) of a model, with the adapter that its configuration asks for."""
-    with torch.device("meta"):
+    with _without_zero3(), torch.device("meta"):
         causal: Any = AutoModelForCausalLM.from_config(config)
         adapter = get_peft_config(model)
         if adapter is not None:

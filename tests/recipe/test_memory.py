@@ -204,3 +204,23 @@ def test_with_kernels_the_head_holds_a_tile_and_two_gradients():
     held = 4 * (4096 * vocabulary + vocabulary * hidden + tokens * hidden)
     assert head_bytes(tokens, hidden, vocabulary, kernels=True) == held
     assert held / 2**30 == pytest.approx(4.8, abs=0.05)
+
+
+def test_parameters_are_counted_under_zero3_too():
+    """A dry run that accelerate launched with ZeRO-3 ended in "Cannot copy out of meta tensor"."""
+    from transformers import LlamaConfig
+    from transformers.integrations import deepspeed
+    from trl import ModelConfig
+
+    from qsft.recipe.memory import count_parameters
+
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=64, **shape)
+    expected = count_parameters(config, ModelConfig())
+    active = deepspeed.HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
+    try:
+        assert count_parameters(config, ModelConfig()) == expected
+        assert deepspeed.is_deepspeed_zero3_enabled()
+        assert active.is_zero3()
+    finally:
+        deepspeed.unset_hf_deepspeed_config()

@@ -1,6 +1,6 @@
-"""A healthy and two sick runs in one picture, light and dark: python tools/draw_health.py --out DIR.
+"""Draw a healthy and two failing runs in one picture, light and dark: python tools/draw_health.py --out DIR.
 
-Three teachers guide the same student over the same demonstrations in the demo's world: the right one, one that is sure
+Three teachers guide the same student over the same demonstrations of the demo: the right one, one that is sure
 of wrong facts, and one that never learned the language (random weights). Runs and models go to the current directory.
 """
 
@@ -21,7 +21,7 @@ from qsft.demo.training import Phases, save
 
 PANELS = ("loss", "nll", "gamma", "rescue", "filter", "label_in_topk", "support_mass", "teacher_tail")
 RUNS = {"a teacher that is right": "-", "sure of wrong facts": "--", "does not know the language": ":"}
-# text, lines of the grid, one colour per run: readable on the site's light and on its dark background
+# text, lines of the grid, one color per run: readable on the site's light and on its dark background
 THEMES = {
     "light": ("#40464e", "#e3e5e8", "#0072B2", "#D55E00", "#AA4499"),
     "dark": ("#c5cad3", "#3a3f4b", "#56B4E9", "#F0893E", "#E79FCB"),
@@ -51,7 +51,7 @@ def runs() -> list[History]:
 
 def draw(histories: Sequence[History], theme: str, file: Path) -> None:
     """Small multiples of the logged metrics, the runs over each other, on a transparent ground."""
-    text, grid, *colours = THEMES[theme]
+    text, grid, *colors = THEMES[theme]
     style = {"font.size": 8.5, "axes.titlesize": 9, "text.color": text, "axes.edgecolor": grid}
     style |= {"svg.hashsalt": "qsft", "svg.fonttype": "none", "font.family": "sans-serif"}
     style |= {f"{axis}tick.{part}": text for axis in "xy" for part in ("color", "labelcolor")}
@@ -66,9 +66,9 @@ def draw(histories: Sequence[History], theme: str, file: Path) -> None:
                 axis.set_yticks((0.3, 1, 3), ("0.3", "1", "3"))
             elif metric != "rescue":  # a few per cent
                 axis.set_ylim(-0.04, 1.04)
-            for history, (label, dash), colour in zip(histories, RUNS.items(), colours):
+            for history, (label, dash), color in zip(histories, RUNS.items(), colors):
                 steps = [line["step"] for line in history]
-                axis.plot(steps, [line[metric] for line in history], dash, color=colour, label=label, linewidth=1.6)
+                axis.plot(steps, [line[metric] for line in history], dash, color=color, label=label, linewidth=1.6)
         for axis in axes[-1]:
             axis.set_xlabel("step", color=text)
         fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False)

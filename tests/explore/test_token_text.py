@@ -4,6 +4,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from qsft.explore.token_text import TokenText, table_text
+from qsft.page import escape
 
 
 def byte_level():
@@ -45,3 +46,7 @@ def test_white_space_is_shown_in_tables():
 
 def test_bidirectional_and_zero_width_characters_are_shown_in_tables():
     assert table_text("a\u202eb\u200bc") == "a⟨U+202E⟩b⟨U+200B⟩c"
+
+
+def test_bidirectional_and_zero_width_characters_are_shown_on_pages():
+    assert escape("<b>\u2066\ufeff\n") == "&lt;b&gt;⟨U+2066⟩⟨U+FEFF⟩\n"

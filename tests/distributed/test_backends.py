@@ -29,7 +29,16 @@ CASES += [
     {"name": "built", "target": "target_sft", "model": "untied", "teacher": "built"},  # the cache, by all processes
     {"name": "bf16", "target": "target_sft", "model": "untied", "bf16": True},
 ]
-EXACT = [case["name"] for case in CASES if "bf16" not in case]
+# What recipes do: float32 weights, bf16 autocast and their learning rate; float32 throughout is the measure.
+SMALL_STEPS = {"target": "target_sft", "model": "untied", "learning_rate": 5e-5, "adam_epsilon": 1e-8}
+CASES += [
+    {"name": "small_steps-bf16", "bf16": True, **SMALL_STEPS},
+    {"name": "small_steps-float32", **SMALL_STEPS},
+    # Weights in bf16 lose small updates: the control that shows the measure works.
+    {"name": "small_steps-pure_bf16", "bf16": True, "dtype": "bfloat16", **SMALL_STEPS},
+]
+MEASURED = [case["name"] for case in CASES if case["name"].startswith("small_steps")]
+EXACT = [case["name"] for case in CASES if "bf16" not in case and "learning_rate" not in case]
 RESUMED = [
     {**case, "name": f"{case['name']}-resumed", "resumes": case["name"]}
     for case in CASES
@@ -37,7 +46,7 @@ RESUMED = [
 ]
 WHOLE = ["ddp", "zero3", "fsdp2"]
 NARROW = ["two_nodes", "zero2"]  # what a second launcher and ZeRO's second stage could break
-FEW = ["target_sft-untied", "target_sft-tied", "target_sft-lora", "psft", "bf16"]
+FEW = ["target_sft-untied", "target_sft-tied", "target_sft-lora", "psft", "bf16", *MEASURED]
 
 
 def quick_with_ddp(*cases):
@@ -107,6 +116,35 @@ def test_bf16_rounds_neither_the_teacher_nor_the_loss(trained, backend):
         assert rank["loss"] == pytest.approx(alone["bf16"]["loss"], rel=5e-4)
         losses = torch.tensor(rank["loss"])
         assert not torch.equal(losses, losses.bfloat16().float())
+
+
+@pytest.mark.parametrize("backend", ["ddp"])
+def test_float32_weights_under_bf16_autocast_keep_small_updates_and_agree_with_one_process(trained, backend):
+    alone_folder, [alone] = trained("single")
+    folder, ranks = trained(backend)
+    expected = load_file(alone_folder / "small_steps-bf16" / "weights.safetensors")
+    for rank in ranks:
+        float32 = rank["small_steps-float32"]["unchanged_after_one_step"]
+        autocast = rank["small_steps-bf16"]["unchanged_after_one_step"]
+        assert autocast == pytest.approx(float32, abs=0.02)
+        assert autocast == pytest.approx(alone["small_steps-bf16"]["unchanged_after_one_step"], abs=0.02)
+    weights = load_file(folder / "small_steps-bf16" / "weights.safetensors")
+    assert weights.keys() == expected.keys()
+    for name, mine in weights.items():
+        if name.endswith("k_proj.bias"):
+            continue  # attention does not depend on it: its gradient is rounding, and Adam magnifies that
+        assert mine.dtype == torch.float32
+        assert not torch.equal(mine, mine.bfloat16().float()), name
+        # Three steps of Adam move a weight by at most about 3 * 5e-5; rounding turns the sign of a few tiny gradients.
+        differs = (mine - expected[name]).abs()
+        assert differs.mean() < 0.1 * 5e-5, name
+        assert differs.max() < 4 * 2 * 5e-5, name
+
+
+def test_weights_in_bf16_lose_small_updates(trained):
+    for rank in trained("ddp")[1]:
+        lost = rank["small_steps-pure_bf16"]["unchanged_after_one_step"]
+        assert lost > rank["small_steps-bf16"]["unchanged_after_one_step"] + 0.2
 
 
 @pytest.mark.parametrize("case", ["target_sft-untied", "target_sft-tied"])

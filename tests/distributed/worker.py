@@ -17,9 +17,10 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
 from peft import LoraConfig
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, training_args
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback, training_args
 
 from qsft.losses import head
 from qsft.processes import exit_process, process_group
@@ -74,8 +75,9 @@ def settings(case, world, run):
         per_device_train_batch_size=MICRO_BATCH // WORLD_SIZE,
         gradient_accumulation_steps=2,
         max_steps=case.get("steps", 3),
-        learning_rate=1e-3,
-        adam_epsilon=1e-5,  # Adam divides by the gradient's size: where that is rounding only, it would magnify it
+        learning_rate=case.get("learning_rate", 1e-3),
+        # Adam divides by the gradient's size: where that is rounding only, it would magnify it.
+        adam_epsilon=case.get("adam_epsilon", 1e-5),
         lr_scheduler_type="constant",
         logging_steps=1,
         save_strategy="steps" if case.get("save") else "no",
@@ -87,7 +89,7 @@ def settings(case, world, run):
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=False,
-        model_init_kwargs={"dtype": "float32"},
+        model_init_kwargs={"dtype": case.get("dtype", "float32")},
     )
 
 
@@ -104,15 +106,48 @@ def train(case, world, run, seen):
         peft_config=lora if case.get("lora") else None,
     )
     seen.mass = 0.0
+    updates = WeightUpdates(world / case["model"])
+    if "learning_rate" in case:
+        trainer.add_callback(updates)
     if case.get("dies") == RANK:
         die_after_writing(trainer)
     checkpoint = case.get("resumes") and str(run / case["resumes"] / "checkpoint-2")
     trainer.train(resume_from_checkpoint=case.get("checkpoint") or checkpoint)
     if case.get("save"):
         trainer.save_model()
+    if "learning_rate" in case and RANK == "0":
+        Path(args.output_dir).mkdir(exist_ok=True)
+        save_file(updates.weights, Path(args.output_dir, "weights.safetensors"))
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     logged = {name: [entry[name] for entry in steps] for name in LOGGED}
-    return {**logged, "teacher_mass": seen.mass, **what_ran(trainer)}
+    return {**logged, "teacher_mass": seen.mass, **updates.measured, **what_ran(trainer)}
+
+
+class WeightUpdates(TrainerCallback):
+    """Reads the weights that the optimizer updates after each step; counts those that the first step left unchanged."""
+
+    def __init__(self, start):
+        self.start = load_file(start / "model.safetensors")
+        self.weights = {}
+        self.measured = {}
+
+    def on_step_end(self, args, state, control, model, **_):
+        self.weights = {name: full_weight(parameter) for name, parameter in model.named_parameters()}
+        if state.global_step == 1:
+            pairs = [(self.weights[name], self.start[name].to(self.weights[name].dtype)) for name in self.start]
+            unchanged = sum(int((new == old).sum()) for new, old in pairs)
+            self.measured["unchanged_after_one_step"] = unchanged / sum(new.numel() for new, _ in pairs)
+
+
+def full_weight(parameter):
+    """The float32 weight of a parameter that may be sharded by FSDP2 or kept by DeepSpeed beside a bf16 copy."""
+    if DEEPSPEED:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return safe_get_full_fp32_param(parameter).detach().cpu().clone()
+    if isinstance(parameter, DTensor):
+        return parameter.full_tensor().detach().clone()
+    return parameter.detach().clone()
 
 
 def die_after_writing(trainer):
@@ -150,7 +185,7 @@ def refuse_empty_copies(world, run):
     path = world / "teacher"
     tokenizer = PreTrainedTokenizerFast.from_pretrained(world)
     model = AutoModelForCausalLM.from_pretrained(path)
-    if RANK > 0:
+    if RANK != "0":
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.zero_()

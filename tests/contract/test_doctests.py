@@ -1,4 +1,4 @@
-"""Examples in docstrings are run."""
+"""Examples in the docstrings of the whole package are run."""
 
 import doctest
 import importlib
@@ -6,20 +6,16 @@ import pkgutil
 
 import pytest
 
-import qsft.losses
-import qsft.targets
+import qsft
 
 MODULES = [
-    f"{package.__name__}.{module.name}"
-    for package in (qsft.targets, qsft.losses)
-    for module in pkgutil.iter_modules(package.__path__)
+    module.name for module in pkgutil.walk_packages(qsft.__path__, "qsft.") if not module.name.endswith("__main__")
 ]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(name):
-    results = doctest.testmod(importlib.import_module(name))
-    assert results.failed == 0
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_there_are_examples():

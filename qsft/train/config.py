@@ -82,14 +82,14 @@ class TargetSFTConfig(SFTConfig):
     )
     teacher_top_k: int | None = option(
         None,
-        f"Tokens per position that a new cache keeps. Default: {DEFAULT_TOP_K}; an existing cache keeps its own value.",
+        "Tokens per position that a new cache keeps. Default: 64; an existing cache keeps its own value.",
     )
     teacher_top_p: float | None = option(
         None, "Keep only the tokens that hold this share of the teacher's mass, at most teacher_top_k of them."
     )
     teacher_cache_encoding: str | None = option(
         None,
-        f"Encoding of a new cache: `exact` or `compact`. Default: {DEFAULT_ENCODING}; an existing cache keeps its own.",
+        "Encoding of a new cache: `exact` or `compact`. Default: exact; an existing cache keeps its own.",
         choices=("exact", "compact"),
     )
     teacher_batch_tokens: int = option(16_384, "Tokens per forward of a capture; halved when memory runs out.")

@@ -276,7 +276,7 @@ class TargetSFTTrainer(SFTTrainer):
                 missing=self.args.teacher_missing,
                 columns=self.columns,
                 attach_document="document" in self.target.needs,
-                num_embeddings=self.model.get_input_embeddings().weight.shape[0],
+                num_embeddings=_embedding_size(self.model),
             )
             new = datasets  # another collator may make other documents of the same data
         if not new and self._seen_data:
@@ -558,6 +558,13 @@ def _resolve_target(target: str | Target | None, args: Any) -> tuple[str | None,
             f"target must be a name (see `qsft targets`), a Target or a LossTarget, got {type(target).__name__}."
         )
     return None, target
+
+
+def _embedding_size(model: Any) -> int:
+    """The entries of the input embedding, also where ZeRO-3 has partitioned it."""
+    weight = model.get_input_embeddings().weight
+    shape = getattr(weight, "ds_shape", weight.shape)
+    return int(shape[0])
 
 
 def _copy_with(args: Any, **changes: Any) -> Any:

@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-vllm test-oldest test-newest test-fast campaign coverage lint types layers check bench notebook site docs docs-check pictures dist clean
+.PHONY: help demo test test-slow test-vllm test-oldest test-newest test-fast test-slow-ci campaign coverage lint types layers check bench notebook site docs docs-check pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -54,6 +54,12 @@ test-fast: $(VENV)/.installed-test  ## what needs no model: targets, losses, dat
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=20 $(ARGS)
+
+# The slow tests that .ci/run includes; the others (kills, backends, demo, campaigns) are run by hand.
+SLOW_IN_CI := tests/contract tests/recipe tests/experiments tests/curate
+
+test-slow-ci: $(VENV)/.installed-test  ## the slow tests of commands and recipes
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=20 $(SLOW_IN_CI) $(ARGS)
 
 campaign: $(VENV)/.installed-test  ## kills, damages and hostile inputs, with their counts printed
 	$(BIN)/python -m pytest -m "slow or not slow" -s tests/train/test_kills.py tests/teacher/test_campaign.py \

@@ -68,7 +68,7 @@ def all_methods() -> dict[str, CurationMethod]:
     """Every method by name."""
     for module in METHOD_MODULES:
         import_module(f"qsft.curate.{module}")
-    return dict(_METHODS)
+    return dict(sorted(_METHODS.items()))  # not in the order in which modules happened to be imported
 
 
 def find_method(name: str) -> CurationMethod:

@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from qsft.train import checkpoints
+from qsft import sealed_directory
 from qsft.train.checkpoints import Checkpoint, resolve_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -60,11 +60,11 @@ def attempt(trainer, data):
 def die_at(made, name, count):
     """Kill this process the `count`-th time it comes to the moment `name`."""
     places = {
-        "open": (Checkpoint, "open"),
+        "open": (Checkpoint, "begin"),
         "model": (made, "_save"),
         "optimizer": (made, "_save_optimizer_and_scheduler"),
         "state": (made, "_save_rng_state"),
-        "seal": (checkpoints, "_digests"),
+        "seal": (sealed_directory, "_list_files"),
         "sealed": (Checkpoint, "seal"),
         "step": (made, "training_step"),
     }

@@ -27,6 +27,7 @@ RUN = {
     ),
     f"qsft explore tokens --model_name_or_path Qwen/Qwen3-0.6B --target dft {OWN_DATA}": f"{LOCAL} --num_documents 2",
     "qsft plan numina_qwen_math_1p5b --gpus 8 --gpu_memory 80": TINY,
+    "qsft plan numina_qwen_math_1p5b --gpus 8 --train_tokens_per_second 40000 --capture_tokens_per_second 90000": TINY,
     "accelerate launch recipes/numina_qwen_math_1p5b.yaml": TINY,
     "accelerate launch recipes/numina_qwen_math_1p5b.yaml --target sft": TINY,
     "accelerate launch --config_file recipes/accelerate/zero3.yaml recipes/numina_qwen_math_1p5b.yaml": (

@@ -4,15 +4,17 @@ import argparse
 
 from qsft.commands import add_recipe, read_given_recipe
 
-HELP = "documents, cache size, steps, memory per GPU of a recipe"
+HELP = "documents, cache size, steps, hours, memory per GPU of a recipe"
 DESCRIPTION = (
-    "Print what a recipe needs: documents, cache, steps, and memory per GPU by part and strategy. Only metadata is "
-    "read: the configuration of the model, the size of the data set and a few rows of a local one."
+    "Print what a recipe needs: documents, cache, steps, and memory per GPU by part and strategy; with tokens per "
+    "second also the hours. Only metadata is read: the configuration of the model, the size of the data set and a few "
+    "rows of a local one."
 )
 EXAMPLES = """\
 examples:
   qsft plan numina_qwen_math_7b --gpus 8 --gpu_memory 80
   qsft plan recipes/m23k_llama_8b.yaml --gpus 64 --per_device_train_batch_size 2
+  qsft plan numina_qwen_math_1p5b --train_tokens_per_second 40000 --capture_tokens_per_second 90000
   qsft plan --model_name_or_path Qwen/Qwen3-0.6B --teacher Qwen/Qwen3-4B --dataset_name my.jsonl
 """
 
@@ -21,6 +23,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--gpus", type=int, metavar="N", default=1, help="GPUs over all machines (default: 1)")
     parser.add_argument("--gpu_memory", type=float, metavar="GB", default=80.0, help="of one GPU (default: 80)")
+    parser.add_argument(
+        "--train_tokens_per_second",
+        type=float,
+        metavar="N",
+        help="of training on all GPUs, measured (num_tokens of the log per second) or assumed: prints hours per epoch",
+    )
+    parser.add_argument(
+        "--capture_tokens_per_second",
+        type=float,
+        metavar="N",
+        help="label tokens of a capture on all GPUs, as its progress line shows: prints the hours of the capture",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -29,11 +43,12 @@ def run(args: argparse.Namespace) -> None:
     stay_offline_without_hub()
     from rich.console import Console
 
-    from qsft.recipe.plan import make_plan, memory_table, plan_lines
+    from qsft.recipe.plan import Throughput, make_plan, memory_table, plan_lines
 
+    throughput = Throughput(args.train_tokens_per_second, args.capture_tokens_per_second)
     plan = make_plan(read_given_recipe(args), args.gpus)
     table = memory_table(plan, args.gpu_memory)
-    for name, value in plan_lines(plan):
+    for name, value in plan_lines(plan, throughput):
         print(f"{name:<18} {value}")
     # Piped output is as wide as the table, not cut at 80 columns.
     Console(width=max(Console().width, 120)).print(table)

@@ -26,12 +26,14 @@ from qsft.targets.view import IGNORED
 from qsft.teacher.format.encoding import bytes_per_label_token
 from qsft.train.teacher import capture_settings
 from qsft.user_functions import is_function_name
+from qsft.validation import check_range
 
 INDEX_BYTES = 64  # of a cache, per document
 SURVEYED_ROWS = 512  # rows of a local data set that are tokenized to estimate lengths
 
 # Label tokens per example, guessed from the text: worked solutions, reasoning below 3,072 tokens, short answers.
 LABEL_TOKENS = {"numina": 400, "openr1": 1700, "m23k": 300}
+PROMPT_TOKENS = 150  # guessed for the paper's data sets: the chat template and the question
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Corpus:
     Attributes:
         documents: How many there are.
         longest: Tokens of the longest example after truncation.
+        tokens: Tokens of all examples, prompts included; None where the data cannot be read yet.
         label_tokens: Label tokens of all examples; None where the data cannot be read yet.
         most_labels: Label tokens of the example that has most.
         source: Where the numbers come from; empty when every example was counted.
@@ -48,6 +51,7 @@ class Corpus:
 
     documents: int
     longest: int
+    tokens: int | None
     label_tokens: int | None
     most_labels: int
     source: str = ""
@@ -109,7 +113,8 @@ def _survey_local(job: Job) -> Corpus:
     rows = stored_rows(job, settings)
     if find_source(settings) is None and not {"input_ids", "labels"} <= set(rows.column_names):
         count = _whole_batches(min(len(rows), settings.sample_rows or len(rows)), job)
-        return Corpus(count, _required_max_length(job), None, _required_max_length(job), "counted; TRL tokenizes them")
+        full = _required_max_length(job)
+        return Corpus(count, full, None, None, full, "counted; TRL tokenizes them")
     drawn = rows
     if len(rows) > SURVEYED_ROWS:
         drawn = rows.shuffle(seed=settings.sample_seed).select(range(SURVEYED_ROWS))
@@ -121,12 +126,14 @@ def _survey_local(job: Job) -> Corpus:
     documents = _whole_batches(min(kept, settings.sample_rows or kept), job)
     source = "" if len(drawn) == len(rows) else f"estimated from {len(drawn)} of {len(rows):,} rows"
     if not source and settings.sample_rows is None:
+        lengths = lengths[:documents]
         labels = labels[:documents]
+    tokens = round(sum(lengths) / len(lengths) * documents)
     label_tokens = round(sum(labels) / len(labels) * documents)
     if job.args.packing:  # examples are filled with documents, and all of it may be labels
         full = _required_max_length(job)
-        return Corpus(documents, full, label_tokens, full, source)
-    return Corpus(documents, max(lengths), label_tokens, max(labels), source)
+        return Corpus(documents, full, tokens, label_tokens, full, source)
+    return Corpus(documents, max(lengths), tokens, label_tokens, max(labels), source)
 
 
 def _tokenize(job: Job, rows: Dataset) -> Dataset:
@@ -143,8 +150,11 @@ def _survey_unread(job: Job, rows: int, source: str) -> Corpus:
     limit = _required_max_length(job)
     documents = _whole_batches(min(rows, settings.sample_rows or rows), job)
     guess = LABEL_TOKENS.get(settings.dataset_name or "")
-    label_tokens = None if guess is None else documents * min(limit, guess)
-    return Corpus(documents, limit, label_tokens, limit, source)
+    if guess is None:
+        return Corpus(documents, limit, None, None, limit, source)
+    tokens = documents * min(limit, PROMPT_TOKENS + guess)
+    label_tokens = documents * min(limit, guess)
+    return Corpus(documents, limit, tokens, label_tokens, limit, source)
 
 
 def _published_rows(settings: DataSettings) -> tuple[int, str]:
@@ -230,8 +240,30 @@ def plan_memory(job: Job, config: Any, corpus: Corpus) -> tuple[dict[str, Memory
     return table, trace.full_logits
 
 
-def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
+@dataclass(frozen=True)
+class Throughput:
+    """Measured or assumed speeds, over all GPUs.
+
+    Attributes:
+        train_tokens: Tokens per second of training, prompts included: `num_tokens` of the log over the time.
+        capture_label_tokens: Label tokens per second of a capture, as its progress line shows them.
+    """
+
+    train_tokens: float | None = None
+    capture_label_tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        for option, rate in (
+            ("--train_tokens_per_second", self.train_tokens),
+            ("--capture_tokens_per_second", self.capture_label_tokens),
+        ):
+            if rate is not None:
+                check_range(option, rate, 0, open_low=True)
+
+
+def plan_lines(plan: Plan, throughput: Throughput | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the lines of a plan as (name, value)."""
+    throughput = throughput or Throughput()
     job = plan.job
     corpus = plan.corpus
     estimate = ", an estimate" if corpus.is_estimate else ""
@@ -245,7 +277,22 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, Any]]:
     accumulation = job.args.gradient_accumulation_steps
     product = f"{per_gpu} per GPU × {accumulation} accumulation × {job.processes} GPUs"
     yield "batch", f"{product}, examples of at most {corpus.longest} tokens"
+    if job.target.role is not None and not job.args.teacher_live:
+        hours = _duration(corpus.label_tokens, throughput.capture_label_tokens, "label tokens/s", "capture")
+        yield "capture", hours + estimate
+    yield "one epoch", _duration(corpus.tokens, throughput.train_tokens, "tokens/s", "train") + estimate
     yield "full logits", f"would take {decimal(plan.full_logits)} instead of the head below"
+
+
+def _duration(tokens: int | None, rate: float | None, unit: str, stage: str) -> str:
+    """Return how long a number of tokens takes, or what is missing to say so."""
+    if tokens is None:
+        return "unknown: the tokens are counted when training starts"
+    if rate is None:
+        return f"{tokens:,} tokens; --{stage}_tokens_per_second N prints the hours"
+    hours = tokens / rate / 3600
+    length = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+    return f"{length} at {rate:,.0f} {unit} on all GPUs"
 
 
 def _cache_size(plan: Plan) -> str:

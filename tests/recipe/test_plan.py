@@ -10,7 +10,7 @@ from qsft.cli import main
 from qsft.recipe import plan as plan_module
 from qsft.recipe.memory import STRATEGIES, StepShape, trace_step
 from qsft.recipe.model_shapes import SHAPES, known_config
-from qsft.recipe.plan import LABEL_TOKENS, make_plan
+from qsft.recipe.plan import LABEL_TOKENS, Throughput, make_plan, plan_lines
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.teacher.format.encoding import bytes_per_label_token
 
@@ -27,6 +27,26 @@ def test_the_plan_counts_documents_label_tokens_cache_and_steps(tiny_run, capsys
     assert "4 per GPU × 1 accumulation × 4 GPUs" in printed
     for name in (*STRATEGIES, "LoRA + DDP"):
         assert name in printed
+
+
+def test_hours_follow_from_tokens_per_second(tiny_run, capsys):
+    plan = make_plan(read_recipe("numina_qwen_math_1p5b", tiny_run("numina").words))
+    rows = [json.loads(line)["extra_info"] for line in tiny_run("numina").data.read_text().splitlines()[:64]]
+    answers = sum(len(row["answer"].split()) + 1 for row in rows)
+    questions = sum(len(row["question"].split()) for row in rows)
+    assert plan.corpus.label_tokens == answers
+    assert plan.corpus.tokens >= answers + questions  # the chat template adds some
+
+    lines = dict(
+        plan_lines(plan, Throughput(train_tokens=plan.corpus.tokens / 7200, capture_label_tokens=answers / 90))
+    )
+    assert lines["one epoch"].startswith("2.0 hours at ")
+    assert lines["capture"].startswith("1.5 minutes at ")
+    assert "--train_tokens_per_second N prints the hours" in dict(plan_lines(plan))["one epoch"]
+
+    words = ["plan", "numina_qwen_math_1p5b", *tiny_run("numina").words, "--train_tokens_per_second", "0"]
+    assert main(words) == 2
+    assert "--train_tokens_per_second = 0.0 is out of range" in capsys.readouterr().err
 
 
 def test_a_plan_beyond_the_global_batch_names_the_counts_that_work(tiny_run, capsys):
@@ -48,7 +68,7 @@ def test_packed_rows_are_planned_at_their_full_length(tiny_run):
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
-def test_a_cache_of_unknown_size_is_told_by_its_row(encoding, tiny_run, tmp_path, capsys):
+def test_a_cache_of_unknown_size_is_given_per_label_token(encoding, tiny_run, tmp_path, capsys):
     (tmp_path / "mine.jsonl").write_text('{"text": "w1 w2"}\n' * 16)
     words = ["--dataset_name", str(tmp_path / "mine.jsonl"), "--data_dir", "null", "--teacher_cache_encoding", encoding]
     assert main(["plan", "numina_qwen_math_1p5b", *tiny_run("numina").words, *words]) == 0
@@ -57,9 +77,9 @@ def test_a_cache_of_unknown_size_is_told_by_its_row(encoding, tiny_run, tmp_path
 
 def test_a_model_that_is_nowhere_is_named(capsys):
     assert main(["plan", "numina_qwen_math_1p5b", "--model_name_or_path", "Qwen/Nosuch"]) == 2
-    said = capsys.readouterr().err
-    assert "there is no model 'Qwen/Nosuch'" in said
-    assert "Check the path or id" in said
+    error = capsys.readouterr().err
+    assert "there is no model 'Qwen/Nosuch'" in error
+    assert "Check the path or id" in error
 
 
 # Parameters in millions, as the models' cards say.
@@ -115,4 +135,5 @@ def says_what_was_published(recipe, capsys):
     assert main(["plan", recipe, "--gpus", "8"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"optimizer steps {STEPS[recipe.split('_')[0]]} " in printed
-    assert printed.count("an estimate") == 3  # documents, label tokens, the cache's size
+    # documents, label tokens, the cache's size, the tokens of a capture and of an epoch
+    assert printed.count("an estimate") == 5

@@ -110,6 +110,7 @@ site: $(VENV)/.installed-site  ## the guide, as pages in .venv/site (its search 
 docs: $(VENV)/.installed-test  ## write the generated parts of README and guide anew
 	$(BIN)/python tools/readme.py --write
 	$(BIN)/python tools/cli_reference.py --write
+	$(BIN)/python tools/api_reference.py --write
 
 docs-check: $(VENV)/.installed-test  ## what README and guide name exists, and their generated pages are current
 	$(BIN)/python -m pytest -m docs -n $(WORKERS) $(ARGS)

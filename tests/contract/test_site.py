@@ -3,17 +3,12 @@
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from trl import SFTConfig
-
-from qsft import TargetSFTConfig
 
 REPO = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow  # builds the site, which `make site` does too
-OWN_FIELDS = [field for field in fields(TargetSFTConfig) if field.name not in {one.name for one in fields(SFTConfig)}]
 LOADED = "return document.readyState === 'complete'"
 TOO_WIDE = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -46,10 +41,3 @@ def test_it_loads_nothing_from_another_host(site):
         loaded = re.findall(r'<(?:script|link|img)\b[^>]*\b(?:src|href)="([^"]+)"', page.read_text(encoding="utf-8"))
         assert loaded
         assert [address for address in loaded if "//" in address] == [], page.name
-
-
-def test_the_api_explains_every_setting_of_the_trainer(site):
-    text = re.sub(r"<[^>]+>", "", (site / "api.html").read_text(encoding="utf-8"))
-    assert "option(" not in text
-    for field in OWN_FIELDS:
-        assert f"{field.name}: {field.metadata['help'][:20].replace('`', '')}" in text, field.name

@@ -9,10 +9,11 @@ from qsft.targets.table import describe
 TITLE = "A Unifying Lens on Supervised Fine-Tuning Through Target Distribution Design"
 CITATION = f"""\
 @article{{xie2026targetsft,
-  title  = {{{TITLE}}},
-  author = {{Xie, Tong and Ban, Yuanhao and Hong, Yunqi and An, Sohyun and Chen, Yihang and Hsieh, Cho-Jui}},
-  year   = {{2026}},
-  url    = {{https://txie1.github.io/Target-SFT/}}
+  title   = {{{TITLE}}},
+  author  = {{Xie, Tong and Ban, Yuanhao and Hong, Yunqi and An, Sohyun and Chen, Yihang and Hsieh, Cho-Jui}},
+  journal = {{arXiv preprint arXiv:2606.11189}},
+  year    = {{2026}},
+  url     = {{https://txie1.github.io/Target-SFT/}}
 }}"""
 PAPER = {"title": TITLE, "citation": CITATION}
 GENERAL_FORMULA = "Q = γ·δ_y + (1−γ)·π̃      loss = scale·CE(Q, p)"

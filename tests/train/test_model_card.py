@@ -30,10 +30,10 @@ def test_a_named_target_with_a_cached_teacher(trainer, data, tiny_model, tmp_pat
 
 def test_card_readme_and_citation_file_name_the_same_paper():
     root = Path(__file__).parents[2]
-    assert TITLE in (root / "README.md").read_text(encoding="utf-8")
+    assert f"```bibtex\n{CITATION}\n```" in (root / "README.md").read_text(encoding="utf-8")
     paper = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))["preferred-citation"]
     authors = " and ".join(f"{one['family-names']}, {one['given-names']}" for one in paper["authors"])
-    assert f"author = {{{authors}}}" in CITATION
+    assert f"author  = {{{authors}}}" in CITATION
     assert (paper["title"], paper["url"] in CITATION) == (TITLE, True)
 
 

@@ -98,10 +98,8 @@ check: lint types layers test  ## what a commit must pass
 bench: $(VENV)/.installed-test  ## ratios against TRL and bare matmuls, in one run; on the GPU where there is one
 	$(BIN)/python -m benchmarks $(ARGS)
 
-notebook: $(VENV)/.installed-notebook  ## run the notebooks from top to bottom
-	@# in a directory of their own, because a notebook runs and writes where it lies
-	rm -rf $(VENV)/notebook && mkdir -p $(VENV)/notebook && cp notebooks/*.ipynb $(VENV)/notebook/
-	$(BIN)/python -m nbconvert --to notebook --execute --inplace $(VENV)/notebook/*.ipynb
+notebook: $(VENV)/.installed-notebook  ## run the notebooks from top to bottom (ARGS=--write stores their outputs)
+	$(BIN)/python tools/run_notebooks.py $(ARGS)
 
 site: $(VENV)/.installed-site  ## the guide, as pages in .venv/site (its search needs a server)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir $(VENV)/site

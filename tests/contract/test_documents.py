@@ -1,6 +1,7 @@
 """What README and guide name exists: files, links, recipes, settings, messages. `make docs-check` runs these."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import api_reference
 import cli_reference
 import pytest
 import readme
+import run_notebooks
 
 import qsft
 from qsft.evals.protocol import PROTOCOLS
@@ -85,3 +87,14 @@ def test_the_messages_of_the_troubleshooting_page_are_the_packages_own():
     assert len(quoted) >= 25
     everything = "\n".join(package_texts())
     assert [message for message in quoted if message not in everything] == []
+
+
+@pytest.mark.parametrize("file", run_notebooks.NOTEBOOKS, ids=lambda file: file.stem)
+def test_notebooks_have_outputs_and_the_address_of_the_repository(file):
+    text = file.read_text(encoding="utf-8")
+    assert run_notebooks.set_repository(text) == text, "run `make notebook ARGS=--write`"
+    repository = run_notebooks.repository_url().removeprefix("https://")
+    assert f"colab.research.google.com/{repository.replace('.com', '')}/blob/main/notebooks/{file.name}" in text
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), "not run from top to bottom"
+    assert str(REPO) not in text

@@ -13,8 +13,10 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qsft.curate.exercises import Exercise, FindGold, Kept, find_form, find_gold, no_gold, pairs, read_exercises
+from qsft.curate.exercises import CuratedRow, Exercise, read_exercises
+from qsft.curate.gold_answers import GoldFinder, make_gold_finder, no_gold
 from qsft.curate.registry import CurationMethod, Need, Options
+from qsft.curate.row_formats import RowReader, find_row_reader, read_pair
 from qsft.data.load import column_names
 from qsft.data.sources import DataSettings, find_source
 from qsft.fingerprints import digest_json
@@ -25,16 +27,17 @@ from qsft.inference.vllm_engine import EngineOptions
 from qsft.ledger import Key, Ledger, Record
 from qsft.progress import Progress
 
-MAX_PENDING = 256  # responses that may wait for their verdict
+MAX_UNRESOLVED = 256  # responses that may wait for their verdict
 NOT_CORRECT: Future[bool] = Future()  # the verdict on a response that was cut off
 NOT_CORRECT.set_result(False)
 
 Prompts = Mapping[Exercise, tuple[int, ...]]  # the token ids to continue, by exercise
-Sample = tuple[Exercise, int]
+Sample = tuple[Exercise, int]  # an exercise and the number of its response
 Compute = Callable[[Sequence[Sample]], Iterable[Record]]  # yields the records of samples, one after another
-Verify = Callable[[str, Exercise], "Future[Any]"]  # whether a response solves an exercise
+Verdict = Future[Any]  # of what the verifier returns: true if the response is correct
+Verify = Callable[[str, Exercise], Verdict]
 # Train for a next round: (rows, initial model or None, number of the round) → the new model.
-Train = Callable[[Sequence[Kept], str | None, int], str]
+Train = Callable[[Sequence[CuratedRow], str | None, int], str]
 
 
 @dataclass(frozen=True)
@@ -86,23 +89,25 @@ class CurationContext:
 
     def exercises(self, rows: Dataset, settings: DataSettings) -> list[Exercise]:
         """The exercises of a data set."""
+        find_gold: GoldFinder = no_gold
         source = find_source(settings)
-        tokenizer = self.inputs.tokenizer
-        gold: FindGold = no_gold
         if self.needs_gold or Need.GOLD in self.method.needs:
-            gold = find_gold(column_names(rows), self.options.gold or (source.gold if source else None))
-        if source is None:
-            form = find_form(
-                rows.column_names,
-                tokenizer,
-                question=self.options.question_column,
-                response=self.options.response_column,
-                prompt=settings.prompt,
-            )
+            default_gold = source.gold if source is not None else None
+            find_gold = make_gold_finder(column_names(rows), self.options.gold or default_gold)
+        read_row: RowReader
+        if source is not None:
+            response = settings.response or source.default_response
+            read_columns = partial(source.demonstration, response=response)
+            read_row = partial(read_pair, self.inputs.tokenizer, read_columns, settings.prompt)
         else:
-            pair = partial(source.demonstration, response=settings.response or source.default_response)
-            form = partial(pairs, tokenizer, pair, settings.prompt)
-        return read_exercises(rows, form, gold)
+            read_row = find_row_reader(
+                rows.column_names,
+                self.inputs.tokenizer,
+                question_column=self.options.question_column,
+                response_column=self.options.response_column,
+                preset=settings.prompt,
+            )
+        return read_exercises(rows, read_row, find_gold)
 
     def read_dataset(self, name: str) -> list[Exercise]:
         """The exercises of another data set."""
@@ -176,8 +181,12 @@ class CurationContext:
 
         def compute(missing: Sequence[Sample]) -> Iterator[Record]:
             # The stage is part of what seeds a sample, so that a second attempt is another one.
-            requests = [Request(f"{stage}/{exercise.id}", number, usable[exercise]) for exercise, number in missing]
-            exercises = {request.problem: exercise for request, (exercise, _) in zip(requests, missing)}
+            requests = []
+            exercises = {}
+            for exercise, number in missing:
+                problem = f"{stage}/{exercise.id}"
+                exercises[problem] = exercise
+                requests.append(Request(problem, number, usable[exercise]))
             return self._verified(self.sampler(sampling, model).sample(requests), exercises)
 
         found = self.fill(stage, usable, compute, sampling.num_samples)
@@ -194,7 +203,7 @@ class CurationContext:
         }
 
     def answerable(self, prompts: Prompts) -> Prompts:
-        """The prompts of exercises that can be verified and leave space for a response; the others are counted."""
+        """The prompts that leave space for a response, of exercises that can be verified; the others are counted."""
         verifiable = {one: ids for one, ids in prompts.items() if one.gold is not None or not self.needs_gold}
         limit = self.context_length
         fitting = {one: ids for one, ids in verifiable.items() if limit is None or len(ids) < limit}
@@ -236,31 +245,43 @@ class CurationContext:
         self.counts["correct"] += sum(record["correct"] for record in records)
         self.counts["cut off"] += sum(record.get("finish") == "length" for record in records)
 
-    def verdict(self, text: str, exercise: Exercise, *, ended: bool) -> "Future[Any]":
+    def verdict(self, text: str, exercise: Exercise, *, ended: bool) -> Verdict:
         """Whether a response solves an exercise; one that was cut off does not."""
         return self.verify(text, exercise) if ended else NOT_CORRECT
 
+    def resolve(self, verdict: Verdict, exercise: Exercise, response: str) -> bool:
+        """The verdict on a response, once it is there; ValueError if the verifier raised."""
+        try:
+            return bool(verdict.result())
+        except Exception as error:
+            raise ValueError(
+                f"the verifier raised {type(error).__name__}: {error} on the response {response[:200]!r} to "
+                f"{exercise.question[:200]!r} (gold {exercise.gold!r}). Fix it and rerun the command, which continues."
+            ) from error
+
     def _verified(self, responses: Iterable[Generation], exercises: Mapping[str, Exercise]) -> Iterator[Record]:
         """The records of responses in the order of sampling; verifying runs beside the sampling."""
-        waiting: deque[tuple[Generation, Exercise, Future[Any]]] = deque()
+        unresolved: deque[tuple[Generation, Verdict]] = deque()
         for generation in responses:
             exercise = exercises[generation.problem]
             verdict = self.verdict(generation.text, exercise, ended=generation.finish == "stop")
-            waiting.append((generation, exercise, verdict))
-            while waiting and (len(waiting) > MAX_PENDING or waiting[0][2].done()):
-                yield _record(*waiting.popleft())
-        for remaining in waiting:
-            yield _record(*remaining)
+            unresolved.append((generation, verdict))
+            while unresolved and (len(unresolved) > MAX_UNRESOLVED or unresolved[0][1].done()):
+                yield self._record(*unresolved.popleft(), exercises)
+        for generation, verdict in unresolved:
+            yield self._record(generation, verdict, exercises)
 
-    def check_any_correct(self, kept: Sequence[Any]) -> None:
-        """Raise ValueError for a result without a correct response: an empty data set, or the one that came in."""
-        if not kept:
+    def _record(self, generation: Generation, verdict: Verdict, exercises: Mapping[str, Exercise]) -> Record:
+        exercise = exercises[generation.problem]
+        correct = self.resolve(verdict, exercise, generation.text)
+        return {**generation.record(), "problem": exercise.id, "correct": correct}
+
+    def check_any_correct(self, correct: Sequence[Any]) -> None:
+        """Raise ValueError if no response was correct: the result would be empty, or equal to the data set."""
+        if not correct:
             raise ValueError(
                 f"no response of the model was correct: of {self.counts['responses']:,} responses none verified, and "
-                f"{self.counts['cut off']:,} were cut off. See in {self.ledger.directory} whether prompt, gold answers "
-                f"and verifier fit, raise num_samples or max_new_tokens, or use a stronger model. {dict(self.counts)}"
+                f"{self.counts['cut off']:,} were cut off. Check in {self.ledger.directory} whether prompt, gold "
+                f"answers and verifier fit, raise num_samples or max_new_tokens, or use a stronger model. "
+                f"Counts: {dict(self.counts)}."
             )
-
-
-def _record(generation: Generation, exercise: Exercise, verdict: "Future[Any]") -> Record:
-    return {**generation.record(), "problem": exercise.id, "correct": exercise.decide(verdict, generation.text)}

@@ -8,16 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qsft.curate.registry import Need, register, setting
+from qsft.curate.registry import DEMONSTRATION, ORIGIN, Need, register, setting
 from qsft.validation import check_choice, check_range
 
 if TYPE_CHECKING:
     from qsft.curate.context import CurationContext, Sample
-    from qsft.curate.exercises import Exercise, Kept
+    from qsft.curate.exercises import CuratedRow, Exercise
     from qsft.ledger import Record
 
 GREEDY = "greedy"
-DEMONSTRATION = "demonstration"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,9 @@ class CriticalSettings:
     needs=[Need.VERIFIER, Need.WEIGHTS],
     target="cft",
 )
-def critical(exercises: "Sequence[Exercise]", context: "CurationContext", settings: CriticalSettings) -> "list[Kept]":
+def critical(
+    exercises: "Sequence[Exercise]", context: "CurationContext", settings: CriticalSettings
+) -> "list[CuratedRow]":
     """The correct responses as token ids, with a column `critical` of 0 and 1."""
 
     def compute(missing: "Sequence[Sample]") -> "Iterator[Record]":
@@ -58,18 +59,18 @@ def critical(exercises: "Sequence[Exercise]", context: "CurationContext", settin
     for record in records.values():
         context.counts["label tokens"] += len(record["critical"])
         context.counts["critical tokens"] += sum(record["critical"])
-    kept = [_marked(exercise, record) for exercise, record in records.items() if record["correct"]]
-    context.check_any_correct(kept)
-    return kept
+    rows = [_marked_row(exercise, record) for exercise, record in records.items() if record["correct"]]
+    context.check_any_correct(rows)
+    return rows
 
 
-def _marked(exercise: "Exercise", record: "Record") -> "Kept":
-    from qsft.curate.exercises import Kept
+def _marked_row(exercise: "Exercise", record: "Record") -> "CuratedRow":
+    from qsft.curate.exercises import CuratedRow
     from qsft.data.prompts import document
 
     mask = [0] * len(exercise.prompt) + record["critical"]
-    row = {**document(exercise.prompt, record["response"]), "critical": mask, "curated": "critical"}
-    return Kept(exercise, row)
+    row = {**document(exercise.prompt, record["response"]), "critical": mask, ORIGIN: "critical"}
+    return CuratedRow(exercise, row)
 
 
 @dataclass
@@ -147,4 +148,4 @@ class CriticalTokenSearch:
         verdicts = [
             self.context.verdict(text, exercise, ended=self.has_ended(ids)) for ids, text in zip(responses, texts)
         ]
-        return [exercise.decide(verdict, text) for verdict, text in zip(verdicts, texts)]
+        return [self.context.resolve(verdict, exercise, text) for verdict, text in zip(verdicts, texts)]

@@ -20,8 +20,9 @@ from datasets import Dataset
 
 from qsft import __version__
 from qsft.curate.context import CurationContext, CurationInputs, Verify
-from qsft.curate.exercises import Exercise, Kept
-from qsft.curate.registry import Need, Options, find_method, make_settings
+from qsft.curate.exercises import CuratedRow, Exercise
+from qsft.curate.registry import DEMONSTRATION, Need, Options, find_method, make_settings
+from qsft.curate.row_formats import TOKENS
 from qsft.evals.grading.pool import Judges, check_math_verify
 from qsft.files import TEMPORARY, read_json, write_json, write_lines
 from qsft.ledger import Ledger, Record, changed_settings, move_aside
@@ -67,12 +68,12 @@ def curate(
     if not (output_dir / MANIFEST).is_file():
         context.train = partial(train_round, context, output_dir / ROUNDS)
         with make_verifier(options.verifier) as context.verify:
-            kept = chosen.run(exercises, context, method_settings)
-        if not kept:
+            rows = chosen.run(exercises, context, method_settings)
+        if not rows:
             raise ValueError(f"{method} kept nothing of {len(exercises):,} rows: {dict(context.counts)}.")
         if group.rank == 0:
-            summary = {**record, "qsft": __version__, **describe(kept, exercises, context.counts)}
-            write_dataset(output_dir, kept, summary)
+            manifest = {**record, "qsft": __version__, **describe(rows, exercises, context.counts)}
+            write_dataset(output_dir, rows, manifest)
     group.wait()
     context.free()  # a training may follow in this process
     return read_json(output_dir / MANIFEST, REMEDY)
@@ -99,7 +100,7 @@ def make_verifier(name: str | None) -> Iterator[Verify]:
 
 
 def train_round(
-    context: CurationContext, rounds: Path, kept: Sequence[Kept], initial_model: str | None, number: int
+    context: CurationContext, rounds: Path, rows: Sequence[CuratedRow], initial_model: str | None, number: int
 ) -> str:
     """Train on the rows of a round, unless that is done, and return the directory of the new model."""
     inputs = context.inputs
@@ -112,7 +113,7 @@ def train_round(
     assert inputs.train is not None
     if group.rank == 0:
         shutil.rmtree(trained, ignore_errors=True)  # a training that was killed
-        write_dataset(directory / "data", kept, {"round": directory.name})
+        write_dataset(directory / "data", rows, {"round": directory.name})
     group.wait()
     context.free()
     inputs.train(directory / "data", initial_model or str(inputs.model), trained)
@@ -162,31 +163,38 @@ def check_empty(output_dir: Path) -> None:
 
 
 def check_unchanged(output_dir: Path, record: Mapping[str, Any]) -> None:
+    """Raise ValueError if the work in a directory was started with other settings."""
     if not (output_dir / SETTINGS).is_file():
         raise ValueError(f"{output_dir} has generations but no {SETTINGS} that says what made them. {REMEDY}")
-    changed = changed_settings(read_json(output_dir / SETTINGS, REMEDY), record)
+    recorded = read_json(output_dir / SETTINGS, REMEDY)
+    if recorded.get("method") != record["method"]:
+        changed = changed_settings(recorded, {"method": record["method"]})
+    else:
+        changed = changed_settings(recorded.get("settings", {}), record["settings"])
+        changed += changed_settings(recorded, record, allowed={"settings"})
     if changed:
         raise ValueError(f"{output_dir} was started with other settings: {'; '.join(changed)}. {REMEDY}")
 
 
-def write_dataset(directory: Path, kept: Sequence[Kept], record: Mapping[str, Any]) -> None:
+def write_dataset(directory: Path, curated: Sequence[CuratedRow], manifest: Mapping[str, Any]) -> None:
     """Write the rows twice (arrow, JSON lines), and last the manifest."""
-    rows = [one.row for one in kept]
+    rows = [one.row for one in curated]
     Dataset.from_list(rows).save_to_disk(str(directory))
     write_lines(directory / ROWS, rows)
-    is_tokenized = rows[0].keys() >= {"input_ids", "labels"}
-    write_json(directory / MANIFEST, {**record, "form": "tokens" if is_tokenized else kept[0].exercise.form})
+    is_tokenized = {"input_ids", "labels"} <= rows[0].keys()
+    row_format = TOKENS if is_tokenized else curated[0].exercise.format
+    write_json(directory / MANIFEST, {**manifest, "format": row_format})
 
 
-def describe(kept: Sequence[Kept], exercises: Sequence[Exercise], counts: Counter[str]) -> dict[str, Any]:
+def describe(curated: Sequence[CuratedRow], exercises: Sequence[Exercise], counts: Counter[str]) -> dict[str, Any]:
     """Counts and rates for the manifest."""
-    covered = {one.exercise.id for one in kept if one.origin != "demonstration"}
+    covered = {one.exercise.id for one in curated if one.origin != DEMONSTRATION}
     rates = {"problems with a response by the method": len(covered) / len(exercises)}
     if counts["responses"]:
         rates["responses that verify"] = counts["correct"] / counts["responses"]
         rates["generated tokens per problem"] = counts["generated tokens"] / len(exercises)
     return {
-        "counts": {"problems": len(exercises), **counts, "rows": len(kept)},
-        "rows by origin": dict(Counter(one.origin for one in kept)),
+        "counts": {"problems": len(exercises), **counts, "rows": len(curated)},
+        "rows by origin": dict(Counter(one.origin for one in curated)),
         "rates": rates,
     }

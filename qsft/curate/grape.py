@@ -8,19 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qsft.curate.registry import Need, register, setting
+from qsft.curate.registry import DEMONSTRATION, Need, register, setting
 from qsft.validation import check_choice, check_range
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from qsft.curate.context import CurationContext, Sample
-    from qsft.curate.exercises import Exercise, Kept
+    from qsft.curate.exercises import CuratedRow, Exercise
     from qsft.ledger import Record
 
 Candidates = dict[str, str]  # where a response comes from → the response
 
-DEMONSTRATION = "demonstration"
 PER_TOKEN = "per_token"
 SEQUENCE = "sequence"
 
@@ -50,7 +49,7 @@ class GrapeSettings:
     settings=GrapeSettings,
     needs=[Need.WEIGHTS],
 )
-def grape(exercises: "Sequence[Exercise]", context: "CurationContext", settings: GrapeSettings) -> "list[Kept]":
+def grape(exercises: "Sequence[Exercise]", context: "CurationContext", settings: GrapeSettings) -> "list[CuratedRow]":
     """For each exercise the candidate with the highest score, with all scores as columns."""
     columns = _split_names(settings.columns)
     others = {name: _responses(context, name) for name in _split_names(settings.datasets)}
@@ -60,7 +59,7 @@ def grape(exercises: "Sequence[Exercise]", context: "CurationContext", settings:
             "no prompt has two candidates to choose from. Name columns (--columns a,b, or one of lists) or data sets "
             "with the same prompts (--datasets a.jsonl)."
         )
-    kept = []
+    rows = []
     for exercise, scores in score_candidates(candidates, context, settings).items():
         names = list(candidates[exercise])
         scored = {name: score for name, score in zip(names, scores, strict=True) if score is not None}
@@ -68,9 +67,12 @@ def grape(exercises: "Sequence[Exercise]", context: "CurationContext", settings:
             context.counts["no candidate"] += 1
             continue
         best = max(scored, key=lambda name: scored[name])
-        response = None if best == DEMONSTRATION else candidates[exercise][best]
-        kept.append(exercise.kept(response, best, score=scored[best], candidates=names, scores=scores))
-    return kept
+        score_columns = {"score": scored[best], "candidates": names, "scores": scores}
+        if best == DEMONSTRATION:
+            rows.append(exercise.with_demonstration(**score_columns))
+        else:
+            rows.append(exercise.with_response(candidates[exercise][best], best, **score_columns))
+    return rows
 
 
 def candidates_of(
@@ -85,7 +87,7 @@ def candidates_of(
             raise ValueError(f"there is no column {column!r} with candidates, only {', '.join(exercise.row)}.")
         found.update(_name_texts(column, exercise.row[column]))
     for name, responses in others.items():
-        found.update(_name_texts(name, responses.get(exercise.digest, ())))
+        found.update(_name_texts(name, responses.get(exercise.prompt_digest, ())))
     return found
 
 
@@ -170,7 +172,7 @@ def _responses(context: "CurationContext", name: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for exercise in context.read_dataset(name):
         if exercise.response:
-            found.setdefault(exercise.digest, []).append(exercise.response)
+            found.setdefault(exercise.prompt_digest, []).append(exercise.response)
     return found
 
 

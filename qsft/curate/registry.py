@@ -9,10 +9,13 @@ from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from qsft.validation import did_you_mean
+from qsft.validation import check_range, did_you_mean
 
 if TYPE_CHECKING:
     from qsft.inference.sampling import Sampling
+
+ORIGIN = "curated"  # column of a curated row: where its response comes from
+DEMONSTRATION = "demonstration"  # the origin of a row's own response
 
 METHOD_MODULES = ("rft", "star", "grape", "self_distill", "critical")  # in the order of help and tables
 
@@ -164,6 +167,10 @@ class Options:
     sampling_batch_size: int | None = setting(None, "responses sampled at once (default: what memory allows)")
     tensor_parallel_size: int = setting(1, "GPUs that vLLM spreads one model over")
     overwrite: bool = setting(False, "move what an earlier curation left in the directory aside and start again")
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            check_range("limit", self.limit, 1)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":

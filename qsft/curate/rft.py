@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from qsft.curate.reasoning_paths import Path, most_different, reasoning_path
 from qsft.curate.registry import Need, SamplingSettings, register, setting
+from qsft.validation import check_range
 
 if TYPE_CHECKING:
     from qsft.curate.context import CurationContext
-    from qsft.curate.exercises import Exercise, Kept
+    from qsft.curate.exercises import CuratedRow, Exercise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,9 @@ class RftSettings(SamplingSettings):
     keep: int = setting(4, "keep at most this many per problem, the most different ones")
     originals: bool = setting(True, "whether the demonstrations stay in the data set")
 
+    def __post_init__(self) -> None:
+        check_range("keep", self.keep, 1)
+
 
 @register(
     title="Adds the model's own correct solutions, one per reasoning path.",
@@ -27,19 +31,19 @@ class RftSettings(SamplingSettings):
     settings=RftSettings,
     needs=[Need.VERIFIER],
 )
-def rft(exercises: "Sequence[Exercise]", context: "CurationContext", settings: RftSettings) -> "list[Kept]":
+def rft(exercises: "Sequence[Exercise]", context: "CurationContext", settings: RftSettings) -> "list[CuratedRow]":
     """The demonstrations, and for each exercise its distinct correct samples."""
     prompts = {exercise: exercise.prompt for exercise in exercises}
     correct = context.sample_correct("samples", prompts, settings.sampling())
     context.check_any_correct([text for texts in correct.values() for text in texts])
-    kept = []
+    rows = []
     for exercise in exercises:
         original = exercise.response if settings.originals else None
         if original is not None:
-            kept.append(exercise.kept(None, "demonstration"))
+            rows.append(exercise.with_demonstration())
         chosen = choose_distinct(correct[exercise], settings.keep, original, context)
-        kept += [exercise.kept(text, "sample") for text in chosen]
-    return kept
+        rows += [exercise.with_response(text, "sample") for text in chosen]
+    return rows
 
 
 def choose_distinct(
@@ -50,8 +54,8 @@ def choose_distinct(
     by_path: dict[Path, str] = {}
     for text in solutions:
         by_path.setdefault(reasoning_path(text), text)
-    new = {path: text for path, text in by_path.items() if path not in taken}
-    chosen = most_different(list(new), count, taken)
-    context.counts["same path as another"] += len(solutions) - len(new)
-    context.counts["beyond keep"] += len(new) - len(chosen)
-    return [new[path] for path in chosen]
+    distinct = {path: text for path, text in by_path.items() if path not in taken}
+    chosen = most_different(list(distinct), count, taken)
+    context.counts["same path as another"] += len(solutions) - len(distinct)
+    context.counts["beyond keep"] += len(distinct) - len(chosen)
+    return [distinct[path] for path in chosen]

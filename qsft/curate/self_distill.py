@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qsft.curate.registry import Need, SamplingSettings, register, setting
-from qsft.curate.templates import check_places, fill_template
+from qsft.curate.templates import check_template
 
 if TYPE_CHECKING:
     from qsft.curate.context import CurationContext
-    from qsft.curate.exercises import Exercise, Kept
+    from qsft.curate.exercises import CuratedRow, Exercise
 
 TEMPLATE = (
     "{question}\n\nHere is a reference answer:\n{response}\n\n"
@@ -30,6 +30,9 @@ class SelfDistillSettings(SamplingSettings):
     num_samples: int = setting(1, "attempts per demonstration; the first that verifies is kept")
     template: str = setting(TEMPLATE, "what the model is asked: {question}, {response} and, optionally, {gold}")
 
+    def __post_init__(self) -> None:
+        check_template("template", self.template, ("response",))
+
 
 @register(
     title="Rewrites each demonstration in the model's own words; keeps the original where that fails.",
@@ -39,15 +42,15 @@ class SelfDistillSettings(SamplingSettings):
 )
 def self_distill(
     exercises: "Sequence[Exercise]", context: "CurationContext", settings: SelfDistillSettings
-) -> "list[Kept]":
+) -> "list[CuratedRow]":
     """For each demonstration its first correct rewriting, else the demonstration itself."""
-    check_places("template", settings.template, ("response",))
     demonstrations = [exercise for exercise in exercises if exercise.response is not None]
     if not demonstrations:
-        raise ValueError("the data set has no responses to rewrite: self_distill needs demonstrations.")
-    prompts = {
-        exercise: tuple(exercise.ask(fill_template(settings.template, vars(exercise)))) for exercise in demonstrations
-    }
+        raise ValueError(
+            "the data set has no responses to rewrite: self_distill needs demonstrations. Name their column with "
+            "--response_column."
+        )
+    prompts = {exercise: exercise.encode_template(settings.template) for exercise in demonstrations}
     found = context.sample("rewritten", prompts, settings.sampling())
     rewritings = {}
     for exercise in demonstrations:
@@ -55,10 +58,13 @@ def self_distill(
         correct = [record["text"] for record in found[exercise] if record["correct"]]
         rewritings[exercise] = [text for text in correct if not is_refusal(text)]
     context.check_any_correct([texts for texts in rewritings.values() if texts])
-    kept = []
+    rows = []
     for exercise, texts in rewritings.items():
-        kept.append(exercise.kept(texts[0], "rewritten") if texts else exercise.kept(None, "demonstration"))
-    return kept
+        if texts:
+            rows.append(exercise.with_response(texts[0], "rewritten"))
+        else:
+            rows.append(exercise.with_demonstration())
+    return rows
 
 
 def is_refusal(text: str) -> bool:

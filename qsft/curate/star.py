@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qsft.curate.registry import Need, SamplingSettings, register, setting
-from qsft.curate.templates import check_places, fill_template
+from qsft.curate.templates import check_template, fill_template
 from qsft.validation import check_choice, check_range
 
 if TYPE_CHECKING:
     from qsft.curate.context import CurationContext
-    from qsft.curate.exercises import Exercise, Kept
+    from qsft.curate.exercises import CuratedRow, Exercise
 
 BASE = "base"
 LAST = "last"
@@ -33,7 +33,7 @@ class StarSettings(SamplingSettings):
     )
 
     def __post_init__(self) -> None:
-        check_places("hint", self.hint, ("question", "gold"))
+        check_template("hint", self.hint, ("question", "gold"))
         check_choice("start", self.start, (BASE, LAST))
         check_range("rounds", self.rounds, 1)
 
@@ -44,14 +44,15 @@ class StarSettings(SamplingSettings):
     settings=StarSettings,
     needs=[Need.VERIFIER, Need.GOLD, Need.TRAINING],
 )
-def star(exercises: "Sequence[Exercise]", context: "CurationContext", settings: StarSettings) -> "list[Kept]":
+def star(exercises: "Sequence[Exercise]", context: "CurationContext", settings: StarSettings) -> "list[CuratedRow]":
     """The correct rationales of the last round."""
-    kept = star_round(exercises, context, 1, settings, model=None)
+    rows = star_round(exercises, context, 1, settings, model=None)
     model = None
     for number in range(2, settings.rounds + 1):
-        model = context.train(kept, model if settings.start == LAST else None, number - 1)
-        kept = star_round(exercises, context, number, settings, model=model)
-    return kept
+        initial_model = model if settings.start == LAST else None
+        model = context.train(rows, initial_model, number - 1)
+        rows = star_round(exercises, context, number, settings, model=model)
+    return rows
 
 
 def star_round(
@@ -60,34 +61,31 @@ def star_round(
     number: int,
     settings: StarSettings,
     model: str | None,
-) -> "list[Kept]":
+) -> "list[CuratedRow]":
     """The correct rationales of one round; those found with the hint are saved with the original question."""
     sampling = settings.sampling()
     with_gold = [exercise for exercise in exercises if exercise.gold is not None]
     prompts = {exercise: exercise.prompt for exercise in with_gold}
-    alone = context.sample_correct(f"round{number}", prompts, sampling, model=model)
-    hinted_prompts = {
-        exercise: tuple(exercise.ask(fill_template(settings.hint, vars(exercise))))
-        for exercise in with_gold
-        if not alone[exercise]
-    }
+    unaided = context.sample_correct(f"round{number}", prompts, sampling, model=model)
+    unsolved = [exercise for exercise in with_gold if not unaided[exercise]]
+    hinted_prompts = {exercise: exercise.encode_template(settings.hint) for exercise in unsolved}
     hinted = context.sample_correct(f"round{number}-hinted", hinted_prompts, sampling, model=model)
-    kept = []
+    rows = []
     for exercise in with_gold:
-        if alone[exercise]:
-            kept.append(exercise.kept(alone[exercise][0], "rationale"))
+        if unaided[exercise]:
+            rows.append(exercise.with_response(unaided[exercise][0], "rationale"))
             continue
-        independent = [text for text in hinted[exercise] if not mentions_hint(text, exercise, settings.hint, context)]
+        independent = [text for text in hinted[exercise] if not mentions_hint(text, exercise, settings.hint)]
+        context.counts["gave the hint away"] += len(hinted[exercise]) - len(independent)
         if independent:
-            kept.append(exercise.kept(independent[0], "hinted"))
-    context.check_any_correct(kept)
-    return kept
+            rows.append(exercise.with_response(independent[0], "hinted"))
+    context.check_any_correct(rows)
+    return rows
 
 
-def mentions_hint(text: str, exercise: "Exercise", hint: str, context: "CurationContext") -> bool:
-    """Whether a correct rationale quotes the hint or speaks of it, so that it cannot stand without it."""
-    shown = fill_template(hint, {"question": "", "gold": exercise.gold}).strip(" \n()")
-    quotes = shown != str(exercise.gold) and shown in text
-    speaks = "hint" in hint.lower() and "hint" in text.lower() and "hint" not in exercise.question.lower()
-    context.counts["gave the hint away"] += quotes or speaks
-    return quotes or speaks
+def mentions_hint(text: str, exercise: "Exercise", hint: str) -> bool:
+    """Whether a correct rationale quotes the hint or speaks of it, so that it makes no sense without it."""
+    hint_text = fill_template(hint, {"question": "", "gold": exercise.gold}).strip(" \n()")
+    quotes_it = hint_text != str(exercise.gold) and hint_text in text
+    hint_is_named = "hint" in hint.lower() and "hint" not in exercise.question.lower()
+    return quotes_it or (hint_is_named and "hint" in text.lower())

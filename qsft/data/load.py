@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from qsft.data.prompts import CONVERSATIONS, PRESETS, document, render
-from qsft.data.sources import DEFAULTS, SOURCES, DataSettings, Source, curated_form, find_source
+from qsft.data.sources import DEFAULTS, SOURCES, DataSettings, Source, curated_format, find_source
 from qsft.files import write_text
 from qsft.fingerprints import digest_json
 from qsft.targets.view import IGNORED
@@ -106,7 +106,7 @@ def check_no_unused_settings(settings: DataSettings) -> None:
 
     A directory written by `qsft curate` was made with a recipe that may still set them.
     """
-    if curated_form(settings.dataset_name) is not None:
+    if curated_format(settings.dataset_name) is not None:
         return
     unused = [key for key in ("prompt", "response", "max_row_tokens") if getattr(settings, key) != DEFAULTS[key]]
     if unused:

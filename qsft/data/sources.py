@@ -132,13 +132,13 @@ def find_source(where: DataSettings) -> Source | None:
         return replace(base, columns={"full": (question, response)}, read=read)
     if where.dataset_name in SOURCES:
         return SOURCES[where.dataset_name]
-    return PAIRS if curated_form(where.dataset_name) == PAIRS.name else None
+    return PAIRS if curated_format(where.dataset_name) == PAIRS.name else None
 
 
-def curated_form(dataset: str | None) -> str | None:
+def curated_format(dataset: str | None) -> str | None:
     """Return the format of the rows in a directory written by `qsft curate`; None for any other data set."""
     manifest = Path(dataset or "", "manifest.json")
     if not manifest.is_file():
         return None
-    form = read_json(manifest, "Curate again, or give another data set.").get("form")
-    return form if isinstance(form, str) else None
+    row_format = read_json(manifest, "Curate again, or give another data set.").get("format")
+    return row_format if isinstance(row_format, str) else None

@@ -1,4 +1,4 @@
-"""The model that learned the world of clock_world.py, and a context around it."""
+"""A small model that learned the sums of clock_world.py, exercises about them, and a context to curate them in."""
 
 import shutil
 
@@ -19,7 +19,7 @@ def clock_tokenizer():
 
 @pytest.fixture(scope="session")
 def clock_directory(learned, clock_tokenizer, tmp_path_factory):
-    """The model that learned the sums, with a tokenizer that can chat about them."""
+    """The model that learned the sums, with a tokenizer that has a chat template."""
     directory = tmp_path_factory.mktemp("clock") / "model"
     shutil.copytree(learned, directory)
     clock_tokenizer.save_pretrained(directory)
@@ -35,18 +35,25 @@ def clock_model(clock_directory):
 
 @pytest.fixture
 def clock_exercises(clock_tokenizer):
-    """Factory: the problems of some sums, in TRL's prompt-completion form."""
-    from qsft.curate.exercises import find_form, find_gold, read_exercises
+    """Factory: the exercises of some sums, in TRL's prompt-completion format; `changes` replace columns."""
+    from qsft.curate.exercises import read_exercises
+    from qsft.curate.gold_answers import make_gold_finder
+    from qsft.curate.row_formats import find_row_reader
 
-    form = find_form(["prompt", "completion"], clock_tokenizer, question=None, response=None, prompt="question")
-    return lambda sums=SUMS, **changes: read_exercises(
-        [{**row, **changes} for row in clock_rows(sums)], form, find_gold(["answer"], None)
-    )
+    columns = ["prompt", "completion"]
+    read_row = find_row_reader(columns, clock_tokenizer, question_column=None, response_column=None, preset="question")
+    find_gold = make_gold_finder(["answer"], None)
+
+    def make(sums=SUMS, **changes):
+        rows = [{**row, **changes} for row in clock_rows(sums)]
+        return read_exercises(rows, read_row, find_gold)
+
+    return make
 
 
 @pytest.fixture
 def clock_context(clock_model, clock_tokenizer, tmp_path):
-    """Factory: a context with the real sampler, the model in memory, and a directory of its own; parts replaced."""
+    """Factory: a context with the real sampler and the model in memory; `parts` replace its attributes."""
     from qsft.curate.context import CurationContext, CurationInputs
     from qsft.curate.registry import Options, find_method
     from qsft.ledger import Ledger

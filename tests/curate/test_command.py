@@ -281,7 +281,14 @@ def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_to
         (("rft", "--gold", "result"), {"verifier": None}, "no column 'result' among the columns prompt, completion"),
         (("star", "--gold", "result"), {}, "no column 'result' among the columns prompt, completion"),
         (("rtf",), {}, "Did you mean 'rft'?"),
-        (("rft", "--keap", "3"), {}, "'keap' is not a key"),
+        (
+            ("rft", "--keap", "3"),
+            {},
+            "--keap is neither an option of `qsft curate rft` nor a key of a recipe. Did you mean",
+        ),
+        (("rft", "--keep", "0"), {}, "keep = 0 is out of range"),
+        (("rft", "--limit", "0"), {}, "limit = 0 is out of range"),
+        (("self_distill", "--template", "again"), {}, "has no {response}, so the model would not see the response"),
         (("rft", "--num_samples", "2", "--temperature", "0.0"), {}, "greedy samples of a prompt are all the same"),
     ],
 )
@@ -305,7 +312,9 @@ def test_other_settings_raise_and_overwrite_moves_the_old_ones_aside(curate, her
     assert curate("rft", *words, "--num_samples", "2") == 0
     before = files(here / "rft")
     assert curate("rft", *words, "--num_samples", "3") == 2
-    assert "settings was" in capsys.readouterr().err
+    assert "started with other settings: num_samples was 2, is 3. Choose" in capsys.readouterr().err
+    assert curate("star", *words) == 2
+    assert "started with other settings: method was 'rft', is 'star'. Choose" in capsys.readouterr().err
     assert files(here / "rft") == before
     assert curate("rft", *words, "--num_samples", "3", "--overwrite") == 0
     assert files(here / "rft.previous" / "1") == before

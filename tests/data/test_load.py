@@ -171,7 +171,7 @@ def test_settings_that_would_do_nothing_are_refused(key, value, tiny_tokenizer, 
 
 def test_a_curated_directory_may_be_given_the_settings_of_its_source(tiny_tokenizer, tmp_path):
     datasets.Dataset.from_dict({"text": ["w1"]}).save_to_disk(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"form": "text"}')
+    (tmp_path / "manifest.json").write_text('{"format": "text"}')
     settings = DataSettings(dataset_name=str(tmp_path), prompt="boxed", max_row_tokens=9)
     assert load_training_data(settings, tiny_tokenizer).manifest["rows"]["used"] == 1
 

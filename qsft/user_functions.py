@@ -40,7 +40,10 @@ def import_function(name: str, option: str) -> Callable[..., Any]:
     try:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{option} {name!r} cannot be loaded: {error}.") from error
+        raise ValueError(
+            f"{option} {name!r} cannot be loaded: {error}. The module is searched in the installed packages and in "
+            f"{directory}."
+        ) from error
     finally:
         if added and directory in sys.path:
             sys.path.remove(directory)

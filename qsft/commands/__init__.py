@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from qsft.validation import did_you_mean
+
 RECIPE_HELP = (
     "RECIPE is a file, or the name of a recipe that comes with qsft; --key value replaces one of its keys. Without a "
     "recipe give the keys alone: --model_name_or_path X --teacher Y --dataset_name my.jsonl."
@@ -43,6 +45,12 @@ def check_given(recipe: str | None, words: Sequence[str]) -> None:
     """Raise ValueError when neither a recipe nor a key was given."""
     if recipe is None and not words:
         raise ValueError("nothing is given. Name a RECIPE, or give --model_name_or_path and --dataset_name.")
+
+
+def suggest_option(parser: argparse.ArgumentParser, word: str) -> str:
+    """Return " Did you mean '--tasks'?" for a word that resembles an option of a command, or an empty string."""
+    options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    return did_you_mean(word.partition("=")[0], options)
 
 
 def given_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:

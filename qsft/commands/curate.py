@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from qsft.commands import suggest_option
+
 HELP = "rewrite, extend or choose demonstrations: rft, star, grape, self_distill, critical"
 USAGE = "qsft curate METHOD [RECIPE] --output_dir DIR [--dataset_name DATA --model MODEL] [--key value ...]"
 EXAMPLES = """\
@@ -42,9 +44,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     words = [*args.words, *args.overrides]
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
-    options, overrides = method_parser(args.method).parse_known_args(words)
+    parser = method_parser(args.method)
+    options, overrides = parser.parse_known_args(words)
+    from qsft.recipe.keys import keys
     from qsft.recipe.run import curate_recipe
 
+    for word in overrides:
+        name = word.removeprefix("--").partition("=")[0].partition(".")[0]
+        guess = suggest_option(parser, word)
+        if word.startswith("--") and name not in keys() and guess:
+            raise ValueError(
+                f"{word} is neither an option of `qsft curate {args.method}` nor a key of a recipe.{guess}"
+            )
     curate_recipe(args.method, recipe, options, overrides)
 
 

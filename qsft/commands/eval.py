@@ -4,8 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from qsft.commands import suggest_option
 from qsft.files import shown
 from qsft.processes import Group, is_main
+from qsft.validation import did_you_mean
 
 HELP = "evaluate a model: Average@n with intervals, resumable"
 EXAMPLES = """\
@@ -66,7 +68,8 @@ DESCRIPTION = description  # called when help is printed
 
 def add_options(parser: Any) -> None:
     parser.usage = "qsft eval MODEL|RECIPE [options] [--key value ...]"
-    parser.set_defaults(takes_recipe=True)  # args.recipe is the model or recipe, args.overrides are keys of a recipe
+    # args.recipe is the model or recipe, args.overrides are keys of a recipe
+    parser.set_defaults(takes_recipe=True, parser=parser)
     parser.add_argument("--tasks", help="math, medical, names, or JSONL files, comma-separated (default: math)")
     parser.add_argument("--protocol", help="one of the above (default: paper-math; for multiple choice li-medical)")
     for name, (kind, text) in PROTOCOL_OPTIONS.items():
@@ -124,15 +127,21 @@ def run(args: argparse.Namespace) -> None:
 def _request(args: argparse.Namespace, given: dict[str, Any]) -> Any:
     """Return the request for the given model, for the model of a recipe, or for that of a training given by keys."""
     from qsft.experiments.eval_request import EvalRequest
-    from qsft.recipe.recipe_file import is_recipe, read_recipe
+    from qsft.recipe.recipe_file import is_recipe, packaged_recipes, read_recipe
 
     is_directory = args.recipe is not None and Path(args.recipe).is_dir()
     if args.recipe is not None and (is_directory or not is_recipe(args.recipe)):
         if args.overrides:
+            guess = suggest_option(args.parser, args.overrides[0])
             raise ValueError(
-                f"{args.overrides[0]!r} is not an option of `qsft eval` with a model (`qsft eval --help` lists them). "
-                "Keys of a recipe are accepted with a RECIPE, or without a model."
+                f"{args.overrides[0]!r} is not an option of `qsft eval` with a model.{guess} `qsft eval --help` lists "
+                "them. Keys of a recipe are accepted with a RECIPE, or without a model."
             )
+        if not is_directory and "/" not in args.recipe:
+            recipes = [path.stem for path in packaged_recipes()]
+            guess = did_you_mean(args.recipe, recipes)
+            if guess:
+                raise ValueError(f"there is neither a recipe nor a directory {args.recipe!r}.{guess}")
         return EvalRequest.for_model(args.recipe, given)
     if args.recipe is None and not args.overrides:
         raise ValueError("nothing is given. Name a MODEL or a RECIPE, or give --model_name_or_path.")

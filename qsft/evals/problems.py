@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -14,7 +14,7 @@ from qsft.files import read_lines, shown
 
 
 class Row(NamedTuple):
-    """A row of a data set, and where it stands (for messages)."""
+    """A row of a data set, and its place for messages: file and line."""
 
     place: str
     fields: Mapping[str, Any]
@@ -23,13 +23,15 @@ class Row(NamedTuple):
 def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | None = None) -> list[Problem]:
     """A task's problems in the order of its rows.
 
-    Problems that a published benchmark contains twice get ids of their own.
+    A problem that occurs twice is an error, except in a benchmark as published: there the second one gets another id.
 
     Args:
         data_dir: directory of local <task>.jsonl files, instead of the hub.
-        limit: only the first so many problems.
+        limit: return only this many problems, the first ones.
 
     Raises:
+        FileNotFoundError: if data_dir has no file for the task.
+        OSError: if the hub cannot be read.
         ValueError: if a row lacks a field, or if a problem occurs twice.
     """
     if limit is not None and limit < 1:
@@ -40,7 +42,15 @@ def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | N
         rows = read_rows(task, Path(data_dir) if data_dir is not None else None)
         placed = [(row.place, to_problem(row, task)) for row in rows]
     if not placed:
-        raise ValueError(f"task {task.name!r} has no problems: {task.path or data_dir or task.hub} is empty.")
+        origin = task.path or data_dir or task.hub
+        raise ValueError(
+            f"task {task.name!r} has no problems: {origin} is empty. It should have rows with the fields {task.fields}."
+        )
+    return _distinct(placed, task)[:limit]
+
+
+def _distinct(placed: Sequence[tuple[str, Problem]], task: Task) -> list[Problem]:
+    """The problems with distinct ids; ValueError for a repeated one, unless the benchmark was published with it."""
     places: dict[str, list[str]] = {}
     problems = []
     for place, problem in placed:
@@ -53,7 +63,7 @@ def load_problems(task: Task, data_dir: str | Path | None = None, limit: int | N
         if len(earlier) > 1:
             problem = replace(problem, id=f"{problem.id}-{len(earlier)}")
         problems.append(problem)
-    return problems[:limit]
+    return problems
 
 
 def to_problem(row: Row, task: Task) -> Problem:
@@ -89,17 +99,20 @@ def read_rows(task: Task, data_dir: Path | None) -> Iterator[Row]:
 
 
 def _rows_of_source(path: Path, task: Task) -> Iterator[Row]:
-    """The rows of one source in a JSON file {source: [row, …]}; names match up to case, dashes and a suffix."""
+    """The rows of one source in a JSON file {source: [row, …]}.
+
+    The name of the source is compared without case, dashes and underscores, and may have a suffix in the file.
+    """
     sources = json.loads(path.read_text(encoding="utf-8"))
-    name = _bare(task.source or task.name)
-    found = [source for source in sources if _bare(source).startswith(name)]
+    name = _letters_and_digits(task.source or task.name)
+    found = [source for source in sources if _letters_and_digits(source).startswith(name)]
     if len(found) != 1:
         raise ValueError(f"{shown(path)}: {len(found)} sources look like {task.source!r}; it has {', '.join(sources)}.")
     for number, fields in enumerate(sources[found[0]]):
         yield Row(f"{shown(path)}: {found[0]}[{number}]", fields)
 
 
-def _bare(name: str) -> str:
+def _letters_and_digits(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold()
 
 
@@ -115,8 +128,9 @@ def _rows_of_hub(task: Task) -> Iterator[Row]:
             return
         data = load_dataset(task.hub, task.config, split=task.split)
     except OSError as error:  # no network, no such data set, no access: all of them derive from it
+        reason = str(error).splitlines()[0].rstrip(".")
         raise OSError(
-            f"task {task.name!r} could not be read from the hub ({task.hub}): {str(error).splitlines()[0]} "
+            f"task {task.name!r} could not be read from the hub ({task.hub}): {reason}. "
             f"Without a network, put its rows into DIR/{task.name}.jsonl (fields {task.fields}) and add --data_dir DIR."
         ) from error
     for number, fields in enumerate(data):
@@ -130,22 +144,25 @@ def _value(row: Row, names: tuple[str, ...], task: Task) -> Any:
         if value is None:
             continue
         if isinstance(value, str) and not value.strip():
-            raise ValueError(f"{row.place}: field {name!r} is empty.")
+            raise ValueError(f"{row.place}: field {name!r} is empty. Fill it in, or delete the row.")
         return value
     missing = " or ".join(map(repr, names))
     found = ", ".join(row.fields) or "none"
     raise ValueError(
-        f"{row.place}: field {missing} is missing. {task.name!r} needs {task.fields}; this row has {found}."
+        f"{row.place}: field {missing} is missing. {task.name!r} needs {task.fields}; this row has {found}. Rename its "
+        "fields, or write others."
     )
 
 
 def _gold(row: Row, task: Task) -> Any:
+    """The gold answer: a value, a list of several answers, or the last box of a field `solution`."""
     gold = _value(row, task.gold, task)
     if isinstance(gold, list):
         if not gold or any(not str(one).strip() for one in gold):
-            raise ValueError(f"{row.place}: the list of gold answers is empty or contains an empty one.")
+            raise ValueError(f"{row.place}: the list of gold answers is empty or has an empty entry. Correct the row.")
         return str(gold[0]) if len(gold) == 1 else [str(one) for one in gold]
-    if gold is not row.fields.get("solution"):
+    is_solution = gold is row.fields.get("solution")
+    if not is_solution:
         return gold
     boxed = last_boxed(str(gold))
     if not boxed:

@@ -53,7 +53,7 @@ class Report:
     def notes(self) -> list[str]:
         notes = [note for task in self.summary["tasks"].values() for note in task["notes"]]
         notes += [f"{task} is left out: {reason}." for task, reason in self.summary["left_out"].items()]
-        return list(dict.fromkeys(notes))  # each once
+        return list(dict.fromkeys(notes))  # without repetitions
 
     def figures(self) -> list[CaptionedFigure]:
         tasks = self.summary["tasks"]
@@ -92,17 +92,22 @@ def summarize(directory: str | Path) -> Report:
     A task that is not finished, or that other weights answered than the task evaluated last, is left out and named.
 
     Raises:
-        FileNotFoundError: if the directory has no graded evaluation.
+        FileNotFoundError: if there is no such directory, or no graded evaluation in it.
         ValueError: if a file is damaged.
     """
+    if not Path(directory).is_dir():
+        raise FileNotFoundError(
+            f"there is no directory {shown(directory)}. Give the directory of an evaluation, or of an evaluated model."
+        )
     files = EvalDirectory(directory)
     settings = files.settings()
     results: dict[str, Result] = {}
     left_out: dict[str, str] = {}
-    newest = [recorded for task, recorded in settings.items() if files.generations.has_records(task)][-1:]
+    # Settings are in the order of evaluation, so the last ones with generations are the newest.
+    with_generations = [recorded for task, recorded in settings.items() if files.generations.has_records(task)]
     for task, recorded in settings.items():
-        reason = _why_left_out(files, task, recorded)
-        if reason is None and recorded.weights != newest[0].weights:
+        reason = _why_incomplete(files, task, recorded)
+        if reason is None and recorded.weights != with_generations[-1].weights:
             reason = "other weights answered it"
         if reason is None:
             results[task] = read_result(files, task, recorded)
@@ -111,7 +116,8 @@ def summarize(directory: str | Path) -> Report:
     if not results:
         reasons = "".join(f" {task}: {reason}." for task, reason in left_out.items())
         raise FileNotFoundError(
-            f"{shown(directory)} has no graded evaluation.{reasons} Run `qsft eval` with this --output_dir first."
+            f"{shown(directory)} has no graded evaluation.{reasons} Run `qsft eval MODEL` first: it writes into "
+            "MODEL/_eval, or into its --output_dir."
         )
     return make_report(results, settings, left_out)
 
@@ -125,20 +131,20 @@ def make_report(
         tasks[name] = {**task_numbers(result), "notes": task_notes(result, settings[name])}
     strict = [result.problem_means() for result in results.values()]
     lenient = [result.problem_means(lenient=True) for result in results.values()]
-    newest = settings[list(results)[-1]]
+    model = settings[list(results)[-1]].model
     summary = {
         "tasks": tasks,
         "macro": {"acc": asdict(macro_average(strict)), "acc_lenient": asdict(macro_average(lenient))},
         "settings": {
-            **newest.model,
-            "tasks": {name: _measurement(settings[name]) for name in results},
+            **model,
+            "tasks": {name: _describe_measurement(settings[name]) for name in results},
         },
         "left_out": dict(left_out),
     }
     return Report(summary, dict(results))
 
 
-def _measurement(settings: TaskSettings) -> dict[str, Any]:
+def _describe_measurement(settings: TaskSettings) -> dict[str, Any]:
     """How a task was measured, and the facts about it."""
     return {
         **settings.protocol,
@@ -148,7 +154,7 @@ def _measurement(settings: TaskSettings) -> dict[str, Any]:
     }
 
 
-def _why_left_out(files: EvalDirectory, task: str, recorded: TaskSettings) -> str | None:
+def _why_incomplete(files: EvalDirectory, task: str, recorded: TaskSettings) -> str | None:
     """Why a task is not complete; None if it is."""
     if not files.generations.has_records(task):
         return "its generations are lost" if files.is_graded(task) else "it is not finished"
@@ -210,7 +216,7 @@ def task_notes(result: Result, settings: TaskSettings) -> list[str]:
 
 def _sampling_note(settings: TaskSettings) -> str:
     if settings.protocol["temperature"] == 0:
-        return "greedy: one response per prompt, so the interval is over problems only."
+        return "greedy: one response per prompt, so the interval covers the choice of problems only."
     if settings.model["reproducible"]:
         return "float32, seeded per sample: batching, processes and resuming do not change samples."
     return (

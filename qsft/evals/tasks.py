@@ -31,14 +31,14 @@ class Task:
     """A benchmark: `problems` in memory, else the rows of `data_dir/<name>.jsonl`, else those of the hub data set.
 
     Attributes:
-        title: the benchmark's usual name.
-        hub: id of the hub data set.
-        file: a JSON file {source: [row, …]} of the hub data set, of which `source` is read.
+        hub: id of the hub data set; `split` and `config` are its split and configuration.
+        file: a JSON file {source: [row, …]} in the hub data set, of which the rows of `source` are read.
         published_problems: how many problems the published benchmark has.
-        question, gold: names of the field; the first that a row has is read.
-        path: a JSONL file of its own.
-        prompt: prompt(problem) is text, token ids or messages; replaces the protocol's prompt preset.
-        grader: grader(generation, problem) is a Grade or a bool, called in this process; replaces the grading.
+        question, gold: names of fields; the first one that a row has is read.
+        title: the benchmark's usual name.
+        path: a local JSONL file, which is read instead of `data_dir` and the hub.
+        prompt: prompt(problem) → text, token ids or messages; replaces the protocol's prompt preset.
+        grader: grader(generation, problem) → a Grade or a bool, called in this process; replaces the grading.
     """
 
     name: str
@@ -128,7 +128,9 @@ TaskNames = str | Task | Iterable[str | Task]
 
 
 def find_tasks(tasks: TaskNames) -> list[Task]:
-    """The tasks named: groups (math, medical), names, JSONL files, or Task objects; a string may hold several.
+    """The tasks that are given by names of tasks or groups (math, medical), as JSONL files, or as Task objects.
+
+    A string may hold several names, separated by commas.
 
     Raises:
         ValueError: for an unknown name, for two different tasks of one name, and if no task is named.
@@ -136,11 +138,11 @@ def find_tasks(tasks: TaskNames) -> list[Task]:
     found: dict[str, Task] = {}
     for name in list_tasks(tasks):
         for task in [name] if isinstance(name, Task) else _tasks_named(name):
-            check_stage(task.name)  # files are named after it
+            check_stage(task.name)  # the evaluation's files have this name
             if found.setdefault(task.name, task) != task:
                 raise ValueError(f"two different tasks are called {task.name!r}; rename one of them.")
     if not found:
-        raise ValueError(f"no task is named. Choose {', '.join(GROUPS)}, or of {', '.join(TASKS)}, or a JSONL file.")
+        raise ValueError(f"no task is given. Known: {', '.join([*GROUPS, *TASKS])}; a file of your own ends in .jsonl.")
     return list(found.values())
 
 
@@ -164,12 +166,16 @@ def _tasks_named(name: str) -> Sequence[Task]:
 
 
 def _task_in_file(path: Path) -> Task:
-    """The task that a JSONL file is: multiple choice when its first row has options."""
+    """The task of a JSONL file; multiple choice if its first row has options."""
     if not path.is_file():
-        raise FileNotFoundError(f"there is no task file {shown(path)} of JSON lines with problem, answer.")
+        raise FileNotFoundError(
+            f"there is no file {shown(path)} (--tasks). Check the path. A task of your own is a file of JSON lines "
+            'with the fields problem and answer: {"problem": "1 + 1 = ?", "answer": "2"}.'
+        )
     try:
-        multiple_choice = "options" in next(read_lines(path), ())
+        first_row = next(read_lines(path), {})
     except ValueError:
-        multiple_choice = False  # reading the problems names the broken line
+        first_row = {}  # reading the problems names the broken line
+    multiple_choice = "options" in first_row
     gold = ("answer_idx", "answer") if multiple_choice else ("answer",)
     return Task(path.stem, path=path, multiple_choice=multiple_choice, gold=gold)

@@ -137,7 +137,8 @@ class InferenceModel:
         except UnpicklingError as error:
             raise ValueError(
                 f"the weights of {self.name} are a pickle that contains more than tensors, so it was not loaded: it "
-                "could run code. Convert the model to safetensors where it is trusted."
+                "could run code. If you trust it, load it elsewhere and save it with `model.save_pretrained(…)`, which "
+                "writes safetensors."
             ) from error
 
     def limit_context(self, prompts: Iterable[Sequence[int]], max_new_tokens: int) -> None:

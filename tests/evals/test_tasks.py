@@ -92,7 +92,7 @@ def test_wrong_options_are_named(tmp_path):
 def test_an_empty_file_a_missing_file_and_no_limit(tmp_path):
     with pytest.raises(ValueError, match="has no problems"):
         load(write(tmp_path / "empty.jsonl"))
-    with pytest.raises(FileNotFoundError, match=r"no task file .*gone.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*gone.jsonl .--tasks.*problem and answer"):
         find_tasks(str(tmp_path / "gone.jsonl"))
     with pytest.raises(FileNotFoundError, match=r"aime24.jsonl is missing.*problem or question, answer"):
         load_problems(TASKS["aime24"], tmp_path)

@@ -139,6 +139,7 @@ class _Worker:
         return Grade(**json.loads(answer))
 
     def _start(self) -> None:
+        check_math_verify()
         package_parent = str(Path(qsft.__file__).resolve().parent.parent)
         command = [sys.executable, "-P", "-c", START_WORKER, str(self.time_limit), package_parent]
         # sympy iterates over sets, so what it finds would depend on the hash seed.
@@ -147,7 +148,7 @@ class _Worker:
         if self._read_line(START_LIMIT).strip() != READY.encode():
             self.stop()
             raise ValueError(
-                "the grading process did not start; its message is above. Usually a package is missing: "
+                "the grading process did not start; its error is printed above. If a package is missing, run "
                 "pip install 'qsft[eval]'."
             )
 

@@ -90,7 +90,7 @@ class Contexts:
     def predict(self, target: Target, noise: float, teacher: Tensor) -> dict[str, float] | None:
         """Return the probability of the right result that the target takes the model to.
 
-        None where there is no closed form (the p-loss goes to a vertex).
+        None where there is no closed form (DFT ends at one token).
         """
         labels = torch.full_like(teacher, noise / (len(NUMBERS) - 1))
         labels.scatter_(-1, self.right[:, None], 1.0 - noise)

@@ -10,7 +10,7 @@ from qsft.targets.registry import make_target
 from qsft.targets.target import Target
 
 LEARNING_RATE_KEY = "lr"  # sets a method's own learning rate where hyper-parameters are given
-OWN_LEARNING_RATES = {"dft": 1e-3}  # by target: the p-loss degrades at the learning rate of the others
+OWN_LEARNING_RATES = {"dft": 1e-3}  # by target: DFT degrades at the learning rate of the others
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Method:
 
 METHODS = (
     Method("SFT", "sft"),
-    Method("SFT(p)", "dft", learning_rate=OWN_LEARNING_RATES["dft"]),
+    Method("DFT", "dft", learning_rate=OWN_LEARNING_RATES["dft"]),
     Method("KD 0.8", "kd_hybrid", {"c": 0.8}),
     Method("KD 1.0", "kd"),
     Method("KD sharpened", "kd", {"temperature": 0.5}, control="the teacher at temperature 0.5"),

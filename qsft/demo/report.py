@@ -153,7 +153,7 @@ def closed_form_sheet(results: Results) -> Sheet:
         rows,
         "Closed form: where expected training goes at a fixed context with labels d and teacher T. SFT: d; KD: "
         "c·T+(1−c)·d, a mixture; Target-SFT: ∝ T·(1−d)^(−1/η), a product of experts; a dash: none is known "
-        "(the p-loss goes to a vertex).",
+        "(DFT ends at one token).",
     )
 
 

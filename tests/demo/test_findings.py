@@ -13,7 +13,7 @@ from qsft.demo.results import BASE, TEACHER, TEACHER_CACHE, TOKENS_PAGE, Results
 from qsft.demo.scenario import Scenario
 from qsft.demo.task import ADDING, ERRORS, MULTIPLYING
 
-PAPER = {"SFT": 45.0, "SFT(p)": 83.0, "KD 0.8": 76.0, "KD 1.0": 85.0, "Target-SFT": 98.7}
+PAPER = {"SFT": 45.0, "DFT": 83.0, "KD 0.8": 76.0, "KD 1.0": 85.0, "Target-SFT": 98.7}
 CONTROLS = {"KD sharpened": 98.0, "Beyond log": 95.0}
 
 
@@ -53,7 +53,7 @@ def test_clean_demonstrations_are_a_tie_with_sft():
 def test_a_loss_with_a_wrong_teacher_names_the_reason():
     averages = {**PAPER, "KD 1.0": 34.0, "Target-SFT": 36.0}
     first, *_ = findings(make_results(averages, teacher="wrong"))
-    assert first.startswith("Target-SFT loses to SFT(p)")
+    assert first.startswith("Target-SFT loses to DFT")
     assert "sure of wrong products" in first
 
 
@@ -63,7 +63,7 @@ def test_a_wrong_teacher_that_does_no_harm_is_not_blamed():
 
 @pytest.mark.parametrize(("sft", "ties"), [(99.0, True), (80.0, False)])
 def test_greedy_ties_are_reported_only_where_they_occur(sft, ties):
-    greedy = {"SFT": sft, "SFT(p)": 80.0, "KD 0.8": 80.0, "KD 1.0": 80.0, "KD sharpened": 80.0}
+    greedy = {"SFT": sft, "DFT": 80.0, "KD 0.8": 80.0, "KD 1.0": 80.0, "KD sharpened": 80.0}
     said = " ".join(findings(make_results(PAPER, greedy)))
     assert ("they differ in sampling" in said) == ties
 

@@ -5,14 +5,14 @@ from qsft.demo.methods import METHODS, parse_methods
 
 def test_default_methods_have_unique_directories():
     labels = [method.label for method in METHODS]
-    assert labels == ["SFT", "SFT(p)", "KD 0.8", "KD 1.0", "KD sharpened", "Beyond log", "Target-SFT"]
+    assert labels == ["SFT", "DFT", "KD 0.8", "KD 1.0", "KD sharpened", "Beyond log", "Target-SFT"]
     assert [method.label for method in METHODS if method.control] == ["KD sharpened", "Beyond log"]
     assert len({method.slug for method in METHODS}) == len(METHODS)
 
 
 def test_known_methods_keep_their_names_and_others_are_called_as_written():
     sft, dft, half, fifth = parse_methods(["sft", "dft", "target_sft:eta=0.5", "target_sft:eta=0.2,lr=2e-3"])
-    assert (sft.label, dft.label, half.label) == ("SFT", "SFT(p)", "Target-SFT")
+    assert (sft.label, dft.label, half.label) == ("SFT", "DFT", "Target-SFT")
     assert (fifth.label, fifth.hyper_parameters, fifth.learning_rate) == (
         "target_sft:eta=0.2,lr=2e-3",
         {"eta": 0.2},

@@ -33,7 +33,7 @@ def test_what_targets_move(data):
     assert set(effects) == set(comparable_targets()) >= {"sft", "dft", "target_sft", "kd"}
     for effect in effects.values():
         assert sum(effect["quadrants"].values()) == pytest.approx(1.0)
-    # ½·Σ|p − δ| is 1 − p_y, and the p-loss weighs it by p_y.
+    # ½·Σ|p − δ| is 1 − p_y, and DFT weighs it by p_y.
     assert effects["dft"]["moved"] < effects["sft"]["moved"] <= 1.0
 
 

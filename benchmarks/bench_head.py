@@ -1,4 +1,4 @@
-"""The head alone: ours against bare matmuls, TRL's fused head and full logits; forward and backward, all labelled.
+"""The head alone: ours against bare matmuls, TRL's fused head and full logits; forward and backward, all labeled.
 
 Times are interleaved (one round of all methods after the other) and given as ratios of medians; the extra memory is the
 high-water mark of a fresh process (on a GPU: of its allocator) minus what it held before the call. With a GPU it runs

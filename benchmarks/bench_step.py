@@ -1,6 +1,6 @@
 """A training step: TargetSFTTrainer with a cached top-64 teacher against TRL's SFTTrainer (nll), same model and batch.
 
-A step is collation, forward, backward and optimiser. Steps are interleaved (one of each trainer after the other) and
+A step is collation, forward, backward and optimizer. Steps are interleaved (one of each trainer after the other) and
 given as ratios of medians. Peak memory is the high-water mark of `train()` in a fresh process of each (on a GPU: of its
 allocator). With a GPU it runs there, in bf16, with TRL's Liger option too if `liger-kernel` is installed.
 """
@@ -73,7 +73,7 @@ def make_trainer(method: str, prompt: int, where: Path) -> SFTTrainer:
 
 
 def stepper(trainer: SFTTrainer) -> Callable[[], None]:
-    """One optimiser step per call, as Trainer's loop does it."""
+    """One optimizer step per call, as Trainer's loop does it."""
     trainer.create_optimizer()
     trainer.model_wrapped = trainer.model
     trainer.current_gradient_accumulation_steps = 1
@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", default="benchmarks/results/step.json")
     parser.add_argument("--memory", metavar="METHOD", help="print the peak memory of three training steps, in MB")
-    parser.add_argument("--prompt", type=int, default=0, help="tokens per row that are not labelled")
+    parser.add_argument("--prompt", type=int, default=0, help="tokens per row that are not labeled")
     parser.add_argument("--where", type=Path, help="directory of the teacher cache")
     args = parser.parse_args(argv)
     if args.memory:

@@ -29,7 +29,7 @@ GREEN = "#009E73"
 PINK = "#CC79A7"
 SKY = "#56B4E9"
 YELLOW = "#E69F00"
-GREY = "#5B636D"
+GRAY = "#5B636D"
 PAPER = "#FFFFFF"
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW)
 ROLES = {
@@ -39,7 +39,7 @@ ROLES = {
     PINK: "pink",
     SKY: "sky",
     YELLOW: "yellow",
-    GREY: "muted",
+    GRAY: "muted",
     PAPER: "card",
 }
 # Characters without a glyph that Unicode does not count among the format characters: the combining grapheme joiner,

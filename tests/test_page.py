@@ -45,7 +45,7 @@ def test_escape_is_safe_in_attributes():
     assert escape("'\"<>&") == "&#x27;&quot;&lt;&gt;&amp;"
 
 
-def test_the_palette_has_a_role_for_every_colour_and_a_faint_form():
+def test_the_palette_has_a_role_for_every_color_and_a_faint_form():
     assert set(COLORS) < set(ROLES)
     assert faint(BLUE) == "rgba(0, 114, 178, 0.18)"
     assert '"0,114,178": "accent"' in page("Title", "")

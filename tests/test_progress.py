@@ -34,7 +34,7 @@ def test_a_bar_on_a_terminal_and_silence_on_request(monkeypatch):
     assert silent.getvalue() == ""
 
 
-def test_colour_that_is_forced_makes_no_terminal_of_a_file(monkeypatch):
+def test_color_that_is_forced_makes_no_terminal_of_a_file(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     out = io.StringIO()
     with Progress("t", 2, "steps", console=Console(file=out)) as shown:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qsft.demo.findings import LIMITS, SMOKE_TEST, findings, ranking
 from qsft.demo.results import BASE, TEACHER_CACHE, TOKENS_PAGE, Line, Results
 from qsft.demo.task import ERRORS, KINDS
-from qsft.page import BLUE, COLORS, GREY, ORANGE, SKY
+from qsft.page import BLUE, COLORS, GRAY, ORANGE, SKY
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -114,7 +114,7 @@ def accuracy_sheet(results: Results) -> Sheet:
     notes += [f"{label}: {control}, a control." for label, control in controls.items()]
     average = f"Average@{scenario.samples}"
     colors = [SKY, SKY]  # base and teacher
-    colors += [GREY if line.label in controls else BLUE for line in results.method_lines]
+    colors += [GRAY if line.label in controls else BLUE for line in results.method_lines]
     return Sheet(
         "Accuracy",
         "Accuracy in %",
@@ -240,7 +240,7 @@ def _bar_chart(unit: str, name: str, lines: list[Line], colors: list[str], show_
         text=[f"{line.average:.1f}" for line in lines],
         textposition="inside",
         insidetextanchor="start",
-        error_x={"type": "data", "array": [line.standard_error for line in lines], "color": GREY},
+        error_x={"type": "data", "array": [line.standard_error for line in lines], "color": GRAY},
         hovertemplate=_hover(name),
         marker={"color": colors},
         orientation="h",

@@ -96,7 +96,7 @@ def lengths_and_accuracy_figure(
         y=means,
         name="mean tokens, 25–75 %",
         marker={"color": page.SKY},
-        error_y={"type": "data", "array": above, "arrayminus": below, "color": page.GREY},
+        error_y={"type": "data", "array": above, "arrayminus": below, "color": page.GRAY},
     )
     points = points_with_intervals([accuracy[method] for method in methods])
     line = go.Scatter(
@@ -122,7 +122,7 @@ def problems_figure(results: Mapping[str, Mapping[str, Result]]) -> Any:
         "mode": "lines",
         "showlegend": False,
         "hoverinfo": "skip",
-        "line": {"dash": "dot", "color": page.GREY},
+        "line": {"dash": "dot", "color": page.GRAY},
     }
     traces: list[dict[str, Any]] = [diagonal]
     (baseline, first), *others = results.items()

@@ -7,7 +7,7 @@ import numpy as np
 
 from qsft.explore.alignment_summary import facts, suggestions
 from qsft.losses.sums import QUADRANTS
-from qsft.page import GREEN, GREY, ORANGE, PAPER, PINK, SKY, figure, items, page, static, table
+from qsft.page import GRAY, GREEN, ORANGE, PAPER, PINK, SKY, figure, items, page, static, table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -110,7 +110,7 @@ def reliability_figure(data: Mapping[str, Any]) -> "Figure":
     gap = np.array(reliability["confidence"]) - np.array(reliability["accuracy"])
     sizes = 6 + 18 * (np.array(reliability["count"]) / max(reliability["count"])) ** 0.5
     diagonal = go.Scatter(
-        x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dot"}, hoverinfo="skip", name="calibrated"
+        x=[0, 1], y=[0, 1], mode="lines", line={"color": GRAY, "dash": "dot"}, hoverinfo="skip", name="calibrated"
     )
     points = go.Scatter(
         x=reliability["confidence"],

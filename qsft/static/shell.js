@@ -13,8 +13,8 @@ const qsft = (() => {
     return new Response(stream).text();
   }
 
-  // A colour of the style sheet as the browser resolves it for the present theme.
-  function colour(name) {
+  // A color of the style sheet as the browser resolves it for the present theme.
+  function color(name) {
     const probe = document.createElement("i");
     probe.style.color = `var(--${name})`;
     root.append(probe);
@@ -23,16 +23,16 @@ const qsft = (() => {
     return resolved;
   }
 
-  // Figures name colours as "var(--accent)", or use one of the palette, which has a role in the style sheet.
+  // Figures name colors as "var(--accent)", or use one of the palette, which has a role in the style sheet.
   const roles = /* roles */ {};
   function themed(text) {
     const named = /^var\(--([\w-]+)\)$/.exec(text);
-    if (named) return colour(named[1]);
+    if (named) return color(named[1]);
     const hex = /^#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})$/i.exec(text)?.slice(1).map((part) => parseInt(part, 16));
     const [, r, g, b, alpha] = /^rgba\((\d+), (\d+), (\d+), ([\d.]+)\)$/.exec(text) ?? [];
     const role = roles[(hex ?? [r, g, b]).join(",")];
     if (!role) return text;
-    return hex ? colour(role) : colour(role).replace("rgb(", "rgba(").replace(")", `, ${alpha})`);
+    return hex ? color(role) : color(role).replace("rgb(", "rgba(").replace(")", `, ${alpha})`);
   }
 
   function resolve(value) {
@@ -44,13 +44,13 @@ const qsft = (() => {
   }
 
   function template() {
-    const [ink, muted, grid, line, card] = ["ink", "muted", "grid", "line", "card"].map(colour);
+    const [ink, muted, grid, line, card] = ["ink", "muted", "grid", "line", "card"].map(color);
     const axis = { gridcolor: grid, linecolor: line, zerolinecolor: line, automargin: true, tickcolor: line,
                    title: { standoff: 8, font: { size: 13, color: muted } }, tickfont: { size: 12 }, fixedrange: true, exponentformat: "e" };
     return { layout: {
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", separators: ".,",
-      colorway: ["accent", "warm", "good", "pink", "sky", "yellow"].map(colour),
+      colorway: ["accent", "warm", "good", "pink", "sky", "yellow"].map(color),
       margin: { l: 48, r: 12, t: 28, b: 44 }, xaxis: axis, yaxis: axis,
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: muted }, bgcolor: "rgba(0,0,0,0)" },
       hoverlabel: { bgcolor: card, bordercolor: line, font: { color: ink } },
@@ -75,7 +75,7 @@ const qsft = (() => {
     else root.dataset.theme = theme;
     const button = document.getElementById("theme");
     button.textContent = themes[theme];
-    button.setAttribute("aria-label", "Colour theme: " + (theme === "auto" ? "automatic" : theme));
+    button.setAttribute("aria-label", "Color theme: " + (theme === "auto" ? "automatic" : theme));
     button.onclick = () => {
       const names = Object.keys(themes);
       setTheme(names[(names.indexOf(theme) + 1) % names.length]);
@@ -110,7 +110,7 @@ const qsft = (() => {
     root.dataset.ready = "true";
   }
 
-  const api = { data: null, make, draw, colour, start };
+  const api = { data: null, make, draw, color, start };
   return api;
 })();
 qsft.start(async () => {

@@ -25,13 +25,13 @@ def test_labels_are_the_response_and_the_end_token(name, rows_file, tiny_tokeniz
     row_id, row = data.manifest["row_ids"][3], data.dataset[3]
     prompt = f"<|user|> w{row_id} + w{row_id + 1} = ? <|assistant|>"
     response = " ".join(f"w{j}" for j in range(row_id % 5 + 1))
-    labelled = [token for token, label in zip(row["input_ids"], row["labels"]) if label != IGNORED]
+    labeled = [token for token, label in zip(row["input_ids"], row["labels"]) if label != IGNORED]
     assert tiny_tokenizer.decode(row["input_ids"]) == f"{prompt} {response} <|eos|>"
-    assert tiny_tokenizer.decode(labelled) == f"{response} <|eos|>"
+    assert tiny_tokenizer.decode(labeled) == f"{response} <|eos|>"
     assert all(label in (IGNORED, token) for token, label in zip(row["input_ids"], row["labels"]))
 
 
-def test_prompt_and_response_are_joined_as_tokenised_apart(rows_file, tiny_tokenizer):
+def test_prompt_and_response_are_joined_as_tokenized_apart(rows_file, tiny_tokenizer):
     data = load(tiny_tokenizer, rows_file("numina"), "numina")
     alone = tiny_tokenizer("w0 w1 w2", add_special_tokens=False)["input_ids"]
     assert data.dataset[2]["input_ids"][-4:] == [*alone, tiny_tokenizer.eos_token_id]

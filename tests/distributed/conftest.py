@@ -37,7 +37,7 @@ def rows(count=32):
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory, tiny_tokenizer):
-    """Students with untied and tied heads, a teacher, 32 tokenised documents, and the teacher's cache of them."""
+    """Students with untied and tied heads, a teacher, 32 tokenized documents, and the teacher's cache of them."""
     from qsft.teacher.capture.capture import build_cache
 
     folder = tmp_path_factory.mktemp("world")

@@ -62,7 +62,7 @@ class TeacherMass:
 
 
 def settings(case, world, run):
-    """The same optimiser steps on the same documents, however many processes share them."""
+    """The same optimizer steps on the same documents, however many processes share them."""
     teacher = case.get("teacher", "cache")
     cache = {"cache": world / "cache", "built": run / "cache", "live": None}[teacher]
     return TargetSFTConfig(

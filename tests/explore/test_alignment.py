@@ -97,9 +97,9 @@ def test_a_huge_data_set_is_sampled(student, tokenizer, documents, cache):
 def test_without_a_teacher_or_a_label_there_is_nothing_to_compare(student, tokenizer, documents, cache):
     with pytest.raises(ValueError, match="teacher"):
         measure_alignment(student, tokenizer, documents, None)
-    unlabelled = [{"input_ids": [6, 7, 8], "labels": [-100] * 3}]
+    unlabeled = [{"input_ids": [6, 7, 8], "labels": [-100] * 3}]
     with pytest.raises(ValueError, match="label token"):
-        measure_alignment(student, tokenizer, unlabelled, cache)
+        measure_alignment(student, tokenizer, unlabeled, cache)
 
 
 def made_up(accuracy=0.96, guided=0.1, **shares):

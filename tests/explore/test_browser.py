@@ -241,8 +241,8 @@ def test_the_theme_can_be_chosen(browser, alignment):
         button.click()
         names.append((button.get_attribute("aria-label"), browser.js("return document.documentElement.dataset.theme")))
     assert names == [
-        ("Colour theme: light", "light"),
-        ("Colour theme: dark", "dark"),
-        ("Colour theme: automatic", None),
+        ("Color theme: light", "light"),
+        ("Color theme: dark", "dark"),
+        ("Color theme: automatic", None),
     ]
     assert browser.js("return getSelection().selectAllChildren(document.body), getSelection().toString().length") > 500

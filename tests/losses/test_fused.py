@@ -343,8 +343,8 @@ def test_the_sums_are_what_they_say():
     assert m["agree"] == (high & teacher_high)[said].sum()
     assert m["student_only"] == (high & ~teacher_high)[said].sum()
     bins = torch.tensor([m[f"gamma_bin_{i}"] for i in range(64)])
-    centred = (label.exp() * 63).round().long()  # the first and last bin are 0 and 1 themselves
-    torch.testing.assert_close(bins, torch.bincount(centred, minlength=64).float())
+    centered = (label.exp() * 63).round().long()  # the first and last bin are 0 and 1 themselves
+    torch.testing.assert_close(bins, torch.bincount(centered, minlength=64).float())
     assert len(SUM_NAMES) == len(out.sums)
 
 

@@ -195,8 +195,8 @@ def test_the_peak_is_what_the_torch_path_holds(profiled_peak, monkeypatch):
     measured = profiled_peak(
         lambda: fused_target_loss(h, w, labels, make_target("target_sft"), teacher).loss.backward()
     )
-    modelled = head_bytes(tokens, hidden, vocabulary, top_k=4, device="cpu")
-    assert modelled == pytest.approx(measured, rel=0.25)
+    modeled = head_bytes(tokens, hidden, vocabulary, top_k=4, device="cpu")
+    assert modeled == pytest.approx(measured, rel=0.25)
 
 
 def test_with_kernels_the_head_holds_a_tile_and_two_gradients():

@@ -69,7 +69,7 @@ def test_a_value_is_read_as_its_field_declares(line, value, recipe_file):
 
 
 def test_nested_files_are_flattened(recipe_file):
-    path = recipe_file("model:\n  dtype: bfloat16\ntraining:\n  optimiser:\n    learning_rate: 0.1\n  max_steps: 3\n")
+    path = recipe_file("model:\n  dtype: bfloat16\ntraining:\n  optimizer:\n    learning_rate: 0.1\n  max_steps: 3\n")
     assert read_recipe(path).values == {"dtype": "bfloat16", "learning_rate": 0.1, "max_steps": 3}
 
 

@@ -68,7 +68,7 @@ def test_gradient_flow_ends_at_the_closed_form(name, hparams, world):
 
 
 def test_target_sft_sharpens_where_kd_mixes():
-    """Product of experts: a token that labels and teacher both favour ends above both."""
+    """Product of experts: a token that labels and teacher both favor ends above both."""
     d = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     teacher = torch.tensor([0.8, 0.1, 0.1], dtype=torch.float64)
     assert fixed_point(make_target("target_sft"), d, teacher)[0] > 0.95

@@ -24,7 +24,7 @@ TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.booleans()), min_size=
 @given(TOKENS)
 def test_a_key_does_not_depend_on_container_dtype_or_first_label(tokens):
     ids = [token for token, _ in tokens]
-    labels = [token if labelled else -100 for token, labelled in tokens]
+    labels = [token if labeled else -100 for token, labeled in tokens]
     key = document_key(ids, labels)
     assert len(key) == 16
     assert key == document_key(np.array(ids), np.array(labels, np.int32))

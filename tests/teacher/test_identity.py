@@ -152,13 +152,13 @@ def test_a_lora_adapter_is_a_teacher_cached_and_live(build, documents, adapter, 
     base = AutoModelForCausalLM.from_pretrained(teacher).eval()
     live = LiveTeacher(TransformersSource(path).load(), k=8)
     for document in data:
-        labelled = [t for t, label in enumerate(document["labels"]) if t and label != -100]
-        if not labelled:
+        labeled = [t for t, label in enumerate(document["labels"]) if t and label != -100]
+        if not labeled:
             continue
         batch = {name: torch.tensor([document[name]]) for name in ("input_ids", "labels")}
         with torch.no_grad():
-            expected = reference(batch["input_ids"]).logits[0].log_softmax(-1)[torch.tensor(labelled) - 1]
-            without = base(batch["input_ids"]).logits[0].log_softmax(-1)[torch.tensor(labelled) - 1]
+            expected = reference(batch["input_ids"]).logits[0].log_softmax(-1)[torch.tensor(labeled) - 1]
+            without = base(batch["input_ids"]).logits[0].log_softmax(-1)[torch.tensor(labeled) - 1]
         cached = cache.lookup(**document).logps.float()
         torch.testing.assert_close(cached, expected.topk(8).values, atol=4e-3, rtol=1e-3)
         torch.testing.assert_close(live(**batch).logps, expected.topk(8).values, atol=1e-4, rtol=1e-4)

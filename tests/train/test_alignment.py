@@ -22,7 +22,7 @@ ARRANGEMENTS = {
     "assistant only": ("chat", {"assistant_only_loss": True}),
     "assistant only, packed": ("chat", {"assistant_only_loss": True, "packing": True, "max_length": 40}),
     "conversational": ("chat", {}),
-    "pre-tokenised": ("tokens", {}),
+    "pre-tokenized": ("tokens", {}),
     "truncated": ("completion", {"max_length": 9}),
 }
 

@@ -110,7 +110,7 @@ def test_every_argument_of_trls_trainer(student, data, tiny_tokenizer, config, l
     assert {type(one) for one in seen} == {dict, list}  # logs and features
 
 
-def test_an_optimiser_of_the_users_own(trainer, data, tiny_model):
+def test_an_optimizer_of_the_users_own(trainer, data, tiny_model):
     model = tiny_model()
     mine = torch.optim.SGD(model.parameters(), lr=0.1)
     made = trainer(data.tokens(), model=model, optimizers=(mine, None), max_steps=1)

@@ -75,7 +75,7 @@ def unfinished(whole, tmp_path):
     return copied
 
 
-def optimiser_state(made):
+def optimizer_state(made):
     return [value for state in made.optimizer.state_dict()["state"].values() for value in state.values()]
 
 
@@ -88,7 +88,7 @@ def test_resumed_equals_uninterrupted(taught, whole, unfinished, logged, case):
     assert logged(resumed, "num_tokens") == logged(whole, "num_tokens")
     for mine, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert mine.equal(other)
-    for mine, other in zip(optimiser_state(resumed), optimiser_state(whole), strict=True):
+    for mine, other in zip(optimizer_state(resumed), optimizer_state(whole), strict=True):
         assert torch.equal(torch.as_tensor(mine), torch.as_tensor(other))
 
 

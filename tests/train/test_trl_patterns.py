@@ -164,7 +164,7 @@ def relabel_last_token_only(dataset):
 
 
 @pytest.mark.parametrize("target", ["sft", "target_sft"])
-def test_data_that_are_relabelled_after_construction_are_followed(
+def test_data_that_are_relabeled_after_construction_are_followed(
     trainer, config, tiny_model, tiny_tokenizer, data, logged, tmp_path, target
 ):
     """As Unsloth's train_on_responses_only does: new labels and a new collator on the finished trainer."""

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.docs  # about files of the repository: `make docs-check`, which CI runs
 REPO = Path(__file__).parents[2]
 OLDEST = "3.11.0"  # of python_requires: Debian's own python3 is 3.11.2
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -31,12 +32,12 @@ def setup():
     return parser
 
 
-def asked(setup, extra):
+def required(setup, extra):
     """The requirements of the package with an extra, its own extras resolved."""
     for line in setup["options.extras_require"][extra].split("\n"):
         if line.startswith("qsft["):
             for other in Requirement(line).extras:
-                yield from asked(setup, other)
+                yield from required(setup, other)
         elif line:
             yield Requirement(line)
 
@@ -69,7 +70,7 @@ def applies(requirement, extra, python):
 def test_every_package_of_every_extra_but_vllm_is_pinned(setup, python):
     base = [Requirement(line) for line in setup["options"]["install_requires"].split("\n") if line]
     extras = [name for name in setup["options.extras_require"] if name != "vllm"]
-    found = needed([*base, *(one for extra in extras for one in asked(setup, extra))], python)
+    found = needed([*base, *(one for extra in extras for one in required(setup, extra))], python)
     # torch for a GPU brings its own libraries, each in the one version it names.
     found = {name for name in found if not name.startswith(("nvidia-", "cuda-"))} - {"triton"}
     assert len(found) > 100
@@ -85,7 +86,7 @@ def test_pins_are_in_the_ranges_that_setup_cfg_promises(setup, file):
         assert one.specifier.contains(pin.version), f"{one} against {pin} of {file}"
 
 
-def test_no_pin_asks_for_a_later_python_than_the_package():
+def test_no_pin_needs_a_later_python_than_the_package():
     pinned = set(pins("constraints.txt"))
     found = {canonicalize_name(one.name): one.metadata["Requires-Python"] for one in distributions()}
     assert len(pinned & set(found)) > 50

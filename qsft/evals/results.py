@@ -8,7 +8,7 @@ import numpy as np
 
 from qsft.evals.grading.grade import Grade
 from qsft.evals.grading.multiple_choice import READINGS
-from qsft.evals.stats import Scores, majority, mean_over_problems, pass_at, run_spread
+from qsft.evals.stats import Scores, majority_accuracy, mean_over_problems, pass_at_k, run_spread
 from qsft.evals.tasks import Problem
 from qsft.inference.sampling import Generation
 
@@ -19,7 +19,7 @@ class Result:
 
     Attributes:
         num_samples: samples per problem (n).
-        generations: N·n responses in the order of the problems, n after n.
+        generations: the responses, those of one problem after another: N·n in all.
         grades: the grade of each response.
         reading: multiple choice only: which reading of the responses is scored, one of READINGS.
     """
@@ -49,7 +49,7 @@ class Result:
         return np.array(list(self.per_problem(lenient=lenient).values()))
 
     def accuracy_by_reading(self) -> dict[str, float]:
-        """Multiple choice: the accuracy by each reading."""
+        """Multiple choice: the accuracy by each reading of the responses."""
         golds = {problem.id: str(problem.gold).strip().upper() for problem in self.problems}
         accuracies = {}
         for reading in READINGS:
@@ -64,24 +64,15 @@ class Result:
 def task_numbers(result: Result) -> dict[str, Any]:
     """Everything that a report says about one task; shares are between 0 and 1."""
     grades = result.grades
-    num_samples = result.num_samples
     scores = result.scores
-    by_problem = [grades[start : start + num_samples] for start in range(0, len(grades), num_samples)]
-    correct_counts = scores.sum(axis=1).astype(int)
-    powers_of_two = [2**power for power in range(num_samples.bit_length())]
     numbers: dict[str, Any] = {
         "problems": len(scores),
-        "samples": num_samples,
+        "samples": result.num_samples,
         "acc": asdict(mean_over_problems(result.problem_means())),
         "acc_lenient": asdict(mean_over_problems(result.problem_means(lenient=True))),
         "runs": run_spread(scores),
-        "pass_at": {
-            str(k): _mean([pass_at(count, num_samples, k) for count in correct_counts])
-            for k in sorted({*powers_of_two, num_samples})
-        },
-        "majority": _mean(
-            [majority([grade.answer for grade in votes], [grade.correct for grade in votes]) for votes in by_problem]
-        ),
+        "pass_at": _pass_numbers(result),
+        "majority": _majority_number(result),
         "no_answer": _mean([_has_no_answer(grade) for grade in grades]),
         "grading_failures": _mean([grade.failure is not None for grade in grades]),
         "grading_timeouts": _mean([grade.timed_out for grade in grades]),
@@ -115,6 +106,27 @@ def _token_numbers(result: Result) -> Mapping[str, float | None]:
         "correct": float(tokens[correct].mean()) if correct.any() else None,
         "wrong": float(tokens[~correct].mean()) if not correct.all() else None,
     }
+
+
+def _pass_numbers(result: Result) -> dict[str, float]:
+    """pass@k for the powers of two up to n, and for n."""
+    n = result.num_samples
+    correct_counts = result.scores.sum(axis=1).astype(int)
+    powers_of_two = [2**power for power in range(n.bit_length())]
+    numbers = {}
+    for k in sorted({*powers_of_two, n}):
+        numbers[str(k)] = _mean([pass_at_k(count, n, k) for count in correct_counts])
+    return numbers
+
+
+def _majority_number(result: Result) -> float:
+    """The share of problems that a majority vote over the samples solves."""
+    n = result.num_samples
+    accuracies = []
+    for start in range(0, len(result.grades), n):
+        votes = result.grades[start : start + n]
+        accuracies.append(majority_accuracy([vote.answer for vote in votes], [vote.correct for vote in votes]))
+    return _mean(accuracies)
 
 
 def _has_no_answer(grade: Grade) -> bool:

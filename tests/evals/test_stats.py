@@ -37,33 +37,35 @@ def test_pass_at_k_is_the_mean_over_all_subsets(case):
     outcomes, k = case
     subsets = list(combinations(outcomes, k))
     expected = sum(any(subset) for subset in subsets) / len(subsets)
-    assert stats.pass_at(sum(outcomes), len(outcomes), k) == pytest.approx(expected)
+    assert stats.pass_at_k(sum(outcomes), len(outcomes), k) == pytest.approx(expected)
 
 
 def test_bootstrap_has_the_moments_of_resampling(monkeypatch):
     monkeypatch.setattr(stats, "RESAMPLES", 40_000)
     values = np.random.default_rng(1).random(40)
-    means = stats.bootstrap(values)
+    means = stats.bootstrap_means(values)
     assert means.mean() == pytest.approx(values.mean(), abs=2e-3)
     assert means.std() == pytest.approx(values.std() / np.sqrt(40), rel=0.02)
 
 
 def test_bootstrap_interval_covers_the_truth_as_often_as_it_says(monkeypatch):
     monkeypatch.setattr(stats, "RESAMPLES", 1000)
-    rng, truth, hits, trials = np.random.default_rng(2), 0.4, 0, 400
-    for _ in range(trials):
-        difficulty = rng.beta(2, 3, size=100)  # mean 0.4
-        per_problem = rng.binomial(16, difficulty) / 16
+    rng = np.random.default_rng(2)
+    truth = 0.4
+    covered = []
+    for _ in range(400):
+        accuracy = rng.beta(2, 3, size=100)  # its mean is the truth
+        per_problem = rng.binomial(16, accuracy) / 16
         estimate = stats.mean_over_problems(per_problem)
-        hits += estimate.low <= truth <= estimate.high
-    assert 0.91 <= hits / trials <= 0.98
+        covered.append(estimate.low <= truth <= estimate.high)
+    assert 0.91 <= np.mean(covered) <= 0.98
 
 
 def test_a_paired_comparison_finds_what_the_unpaired_one_misses():
     rng = np.random.default_rng(3)
-    difficulty = rng.beta(0.5, 0.5, size=200)
-    a = rng.binomial(16, difficulty) / 16
-    b = rng.binomial(16, np.clip(difficulty + 0.03, 0, 1)) / 16
+    accuracy = rng.beta(0.5, 0.5, size=200)
+    a = rng.binomial(16, accuracy) / 16
+    b = rng.binomial(16, np.clip(accuracy + 0.03, 0, 1)) / 16
     paired = stats.paired_difference(a, b)
     unpaired_error = np.hypot(stats.standard_error(a), stats.standard_error(b))
     assert paired.low > 0
@@ -79,7 +81,11 @@ def test_macro_average_weighs_tasks_not_problems():
 @pytest.mark.parametrize(
     ("answers", "correct", "expected"),
     [
-        (["1/2", "0.5", "3", "3"], [True, True, False, False], 0.5),  # right ones vote together; a tie is a coin
+        (
+            ["1/2", "0.5", "3", "3"],
+            [True, True, False, False],
+            0.5,
+        ),  # correct ones vote together; a tie is decided at random
         (["3", "3", "1/2", "4", "4", "0.5"], [False, False, True, False, False, True], 1 / 3),
         (["3", "3", "4"], [False, False, True], 0.0),
         ([None, None, "4"], [False, False, True], 1.0),
@@ -87,7 +93,7 @@ def test_macro_average_weighs_tasks_not_problems():
     ],
 )
 def test_majority_vote(answers, correct, expected):
-    assert stats.majority(answers, correct) == pytest.approx(expected)
+    assert stats.majority_accuracy(answers, correct) == pytest.approx(expected)
 
 
 def test_run_spread():

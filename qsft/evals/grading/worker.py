@@ -57,16 +57,20 @@ def grade_in_time(case: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def with_canonical_answer(grade: Grade, seconds: float) -> Grade:
-    """The grade with its answer as votes count it. Correct ones vote together anyway, so plain text will do."""
-    from qsft.evals.grading.math_answers import canonical, plain
+    """The grade with its answer in the notation that majority votes count.
+
+    Correct answers are counted as one whatever their notation, so plain text is enough for them.
+    """
+    from qsft.evals.grading.math_answers import canonical
+    from qsft.evals.grading.notation import plain_text
 
     if grade.answer is None:
         return grade
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        answer = plain(grade.answer) if grade.correct else canonical(grade.answer)
+        answer = plain_text(grade.answer) if grade.correct else canonical(grade.answer)
     except (OutOfTime, Exception):
-        answer = plain(grade.answer)
+        answer = plain_text(grade.answer)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return replace(grade, answer=answer)

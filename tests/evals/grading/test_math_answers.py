@@ -3,8 +3,8 @@
 import pytest
 from sympy.core.facts import InconsistentAssumptions
 
+from qsft.evals.grading.expressions import real_value
 from qsft.evals.grading.grade import Grade
-from qsft.evals.grading.math_answers import _float
 from qsft.evals.grading.pool import grade
 
 BOX = r"We compute and find \boxed{%s}."
@@ -152,7 +152,7 @@ class Contradiction:
 def test_what_sympy_cannot_evaluate_is_no_number():
     graded = grade(BOX % r"\log_{1} 5", "2")
     assert graded == Grade(False, answer=r"\log_{1}5")
-    assert _float(Contradiction()) is None
+    assert real_value(Contradiction()) is None
 
 
 def test_wrong_answers_are_written_by_value():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsft.evals.grading.multiple_choice import boxed_choice, li_matches, score_data_set
+from qsft.evals.grading.multiple_choice import boxed_choice, grade_choice, li_matches, score_data_set
 from qsft.evals.grading.pool import grade
 
 OPTIONS = {"A": "Aspirin", "B": "Beta blocker", "C": "Type 1", "D": "Type 10"}
@@ -208,6 +208,27 @@ PIECES = (
 def test_li_is_the_direct_implementation_of_its_five_steps(response, count):
     options = dict(list(OPTIONS.items())[:count])
     assert li_matches(response, options) == direct_li_matches(response, options)
+
+
+def direct_m1_accuracy(responses, golds, options):
+    """The accuracy over a data set by m1's scorer: the larger of those by the first and by the last match."""
+    matches = [direct_li_matches(response, options) for response in responses]
+    by_first = sum(first == gold for (first, _), gold in zip(matches, golds, strict=True))
+    by_last = sum(last == gold for (_, last), gold in zip(matches, golds, strict=True))
+    return max(by_first, by_last) / len(responses)
+
+
+responses = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(responses, st.sampled_from("ABCD")), min_size=1, max_size=6))
+def test_m1_is_the_direct_implementation_over_a_data_set(data):
+    golds = [gold for _, gold in data]
+    graded = [grade_choice(response, gold, OPTIONS, "m1") for response, gold in data]
+    _, scored = score_data_set(graded, golds, "m1")
+    accuracy = sum(grade.correct for grade in scored) / len(scored)
+    assert accuracy == direct_m1_accuracy([response for response, _ in data], golds, OPTIONS)
 
 
 def test_m1_scores_the_better_of_first_and_last_over_a_data_set():

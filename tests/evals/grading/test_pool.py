@@ -74,7 +74,7 @@ def test_a_decided_grade_outlives_a_writing_that_takes_too_long(monkeypatch):
     monkeypatch.setattr("qsft.evals.grading.math_answers.canonical", forever)
     graded = grade_in_time({"prediction": BOX % "x + 1", "gold": "3"}, 5)
     assert (graded["correct"], graded["timed_out"], graded["answer"]) == (False, False, "x+1")
-    monkeypatch.setattr("qsft.evals.grading.math_answers._parse", forever)
+    monkeypatch.setattr("qsft.evals.grading.expressions.parse", forever)
     hard = r"9^{9^{9^{9^{9}}}}"
     graded = grade_in_time({"answer": hard, "gold": hard}, 5)
     assert (graded["correct"], graded["timed_out"]) == (True, False)

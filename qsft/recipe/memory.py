@@ -106,7 +106,7 @@ def fsdp2(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
 
 def zero2(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Complete weights; one flat share of gradients, of float32 master weights and of AdamW's two moments."""
-    width = (mixed or model.head.dtype).itemsize
+    width = _deepspeed_dtype(model, mixed).itemsize
     trained = sum(p.numel() for p in model.trained)
     return Memory(
         weights=sum(p.numel() for p in model.parameters) * width,
@@ -117,17 +117,29 @@ def zero2(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
 
 
 def zero3(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
-    """One share of everything; weights are gathered for the time they are used, up to DeepSpeed's limit."""
-    width = (mixed or model.head.dtype).itemsize
+    """One share of everything; weights are gathered for the time they are used, up to DeepSpeed's limit.
+
+    Float32 weights are their own master weights.
+    """
+    dtype = _deepspeed_dtype(model, mixed)
+    master_weights = 0 if dtype == torch.float32 else 1
     trained = sum(_ceil(p.numel(), gpus) for p in model.trained)
     live = min(sum(p.numel() for p in model.parameters), DEEPSPEED_LIVE)
     bucket = min(sum(p.numel() for p in model.trained), DEEPSPEED_BUCKET)
     return Memory(
-        weights=sum(_ceil(p.numel(), gpus) for p in model.parameters) * width,
-        gradients=trained * width,
-        optimizer=trained * 3 * FLOAT,
-        exchange=(live + bucket) * width if gpus > 1 else 0,
+        weights=sum(_ceil(p.numel(), gpus) for p in model.parameters) * dtype.itemsize,
+        gradients=trained * dtype.itemsize,
+        optimizer=trained * (2 + master_weights) * FLOAT,
+        exchange=(live + bucket) * dtype.itemsize if gpus > 1 else 0,
     )
+
+
+def _deepspeed_dtype(model: StepTrace, mixed: torch.dtype | None) -> torch.dtype:
+    """The dtype of DeepSpeed's weights and gradients: float32 weights stay float32 under bf16 (train/precision.py)."""
+    dtype = model.head.dtype
+    if mixed is None or (dtype == torch.float32 and mixed == torch.bfloat16):
+        return dtype
+    return mixed
 
 
 STRATEGIES = {"DDP": ddp, "FSDP2": fsdp2, "ZeRO-2": zero2, "ZeRO-3": zero3}

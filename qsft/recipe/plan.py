@@ -227,11 +227,13 @@ def plan_memory(job: Job, config: Any, corpus: Corpus) -> tuple[dict[str, Memory
 
     adapter = get_peft_config(job.model)
     trace = trace_step(config, step, adapter)
-    # FSDP and ZeRO compute with weights in the autocast dtype; under DDP autocast casts them, and keeps the copies.
+    # FSDP2, and ZeRO with fp16, compute with weights in the autocast dtype. Otherwise autocast casts the weights and
+    # keeps the copies.
     in_autocast = trace
     if autocast is not None and dtype != autocast:
         in_autocast = trace_step(config, step._replace(dtype=autocast), adapter)
-    table = {name: on_each_gpu(name, trace if name == "DDP" else in_autocast) for name in STRATEGIES}
+    keeps_weights = {"DDP"} if autocast == torch.float16 else {"DDP", "ZeRO-2", "ZeRO-3"}
+    table = {name: on_each_gpu(name, trace if name in keeps_weights else in_autocast) for name in STRATEGIES}
     if not job.model.use_peft:
         if in_autocast is not trace:
             table["DDP, bf16 weights"] = on_each_gpu("DDP", in_autocast)

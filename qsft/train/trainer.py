@@ -41,7 +41,7 @@ from qsft.targets.target import Target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
 from qsft.teacher.live import LiveTeacher
-from qsft.train import checkpoints, model_card, run_record, validate
+from qsft.train import checkpoints, model_card, precision, run_record, validate
 from qsft.train.checkpoints import Checkpoint
 from qsft.train.collator import TeacherCollator
 from qsft.train.columns import check_columns_exist, columns_read_by, prepare_with_columns
@@ -153,6 +153,7 @@ class TargetSFTTrainer(SFTTrainer):
             validate.check_usable_columns(dataset, config, formatting_func)
             check_columns_exist(dataset, self.columns)
             self._check_stream_has_teacher(dataset)
+        precision.keep_weights_in_float32(config, model)
         super().__init__(
             model=model,
             args=config,
@@ -173,7 +174,7 @@ class TargetSFTTrainer(SFTTrainer):
         validate.check_not_empty(self.train_dataset, train_dataset, "train", config.max_length)
         validate.check_adapter(self.model, self.is_fsdp_enabled)
         validate.check_parallelism(self.accelerator.parallelism_config, config)
-        validate.keep_loss_in_float32(self.accelerator)
+        precision.keep_loss_in_float32(self.accelerator)
         attach_target_head(self.model, config.head_kernel)
         # compute_loss divides by the label tokens of the whole optimizer step. So Trainer must count them for every
         # model, shifted as the head shifts them, and must not divide again.
@@ -237,7 +238,7 @@ class TargetSFTTrainer(SFTTrainer):
             extra["output_router_logits"] = True
         if self.live_teacher is not None:
             names = (*MODEL_INPUTS, "labels", LABEL_POSITIONS)
-            with self.accelerator.autocast():  # as the student runs: a base must not differ by its precision alone
+            with precision.student_autocast(self.accelerator):  # a base must not differ by its precision alone
                 batch: Batch = {name: inputs.get(name) for name in names}
                 extra["teacher"] = self.live_teacher(**batch)
         if self.old_policy is not None and OLD_LOGP in target.needs and OLD_LOGP not in inputs:

@@ -2,10 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
@@ -163,21 +161,6 @@ def check_documents_cached(cache: TeacherCache, documents: Documents, missing: s
         f"{first[:12].tolist()}. {WHY_MISSING} `qsft cache build RECIPE` or teacher_model_name_or_path=NAME add what "
         "is missing; teacher_missing='student' trains it without a teacher."
     )
-
-
-def keep_loss_in_float32(accelerator: Accelerator) -> None:
-    """Make FSDP2 return the loss in float32, and reduce gradients in float32 where the user chose nothing.
-
-    The loss is a sum over thousands of tokens: bf16 rounds it to three digits. accelerate's own policy has one dtype.
-    """
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is None or plugin.fsdp_version != 2 or plugin.mixed_precision_policy is None:
-        return
-    policy = plugin.mixed_precision_policy
-    is_default = policy.param_dtype == policy.reduce_dtype == policy.output_dtype
-    reduce_dtype = torch.float32 if is_default else policy.reduce_dtype
-    logger.info(f"FSDP2 returns the loss in float32 and reduces gradients in {reduce_dtype or policy.param_dtype}.")
-    plugin.mixed_precision_policy = replace(policy, output_dtype=None, reduce_dtype=reduce_dtype)
 
 
 def collator_sees_final_labels(

@@ -121,6 +121,12 @@ def test_deepspeed_shares_follow_its_partitioning_and_more_gpus_never_cost_more(
         assert zero3(model, gpus, torch.bfloat16).optimizer == 12 * shares  # float32 master weights and two moments
         assert zero2(model, gpus, torch.bfloat16).weights == 2 * sum(numbers)
         assert zero2(model, gpus, torch.bfloat16).gradients == 2 * -(-sum(numbers) // gpus)
+    float32 = trace_step(config, StepShape(1, 8, torch.float32, torch.bfloat16))
+    for mixed in (None, torch.bfloat16):  # float32 weights stay float32 under autocast
+        assert zero3(float32, 1, mixed).weights == 4 * sum(numbers)
+        assert zero3(float32, 1, mixed).optimizer == 8 * sum(numbers)  # the weights are the master weights
+        assert zero2(float32, 1, mixed).weights == 4 * sum(numbers)
+        assert zero2(float32, 1, mixed).optimizer == 12 * sum(numbers)
     for name in ("FSDP2", "ZeRO-3"):
         sharded = [STRATEGIES[name](model, gpus, torch.bfloat16) for gpus in (2, 8, 64, 512)]
         parts = [m.weights + m.gradients + m.optimizer for m in sharded]

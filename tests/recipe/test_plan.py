@@ -49,6 +49,13 @@ def test_hours_follow_from_tokens_per_second(tiny_run, capsys):
     assert "--train_tokens_per_second = 0.0 is out of range" in capsys.readouterr().err
 
 
+def test_bf16_weights_take_half_the_memory_of_float32_weights(tiny_run):
+    memory = make_plan(read_recipe("numina_qwen_math_1p5b", [*tiny_run("numina").words, "--bf16", "true"])).memory
+    for part in ("weights", "gradients"):
+        assert getattr(memory["DDP, bf16 weights"], part) * 2 == getattr(memory["DDP"], part)
+    assert memory["DDP, bf16 weights"].optimizer < 0.51 * memory["DDP"].optimizer
+
+
 def test_a_plan_beyond_the_global_batch_names_the_counts_that_work(tiny_run, capsys):
     assert main(["plan", "numina_qwen_math_1p5b", "--gpus", "3", *tiny_run("numina").words]) == 2
     assert "Process counts that work: 1, 2, 4, 8, 16" in capsys.readouterr().err

@@ -3,10 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 from datasets import Dataset
 
-from qsft.train import validate
 from qsft.train.validate import check_adapter, check_parallelism
 
 
@@ -92,41 +90,3 @@ def test_the_head_kernel_of_the_config_is_the_one_that_runs(trainer, data, logge
 
 
 # ---- FSDP2 ----
-
-
-@pytest.mark.parametrize(
-    ("given", "reduces"),
-    [
-        (None, torch.float32),  # accelerate's own: one dtype for all three
-        ({"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}, torch.bfloat16),
-        ({"param_dtype": torch.bfloat16, "reduce_dtype": torch.float16}, torch.float16),
-        ({"param_dtype": torch.bfloat16, "output_dtype": torch.bfloat16}, None),  # as the parameters: a choice too
-    ],
-    ids=["none", "as parameters", "other", "left out"],
-)
-def test_the_users_reduce_dtype_is_respected(given, reduces, monkeypatch):
-    from accelerate.utils import FullyShardedDataParallelPlugin
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-    if given is None:
-        plugin.set_mixed_precision("bf16")
-    else:
-        plugin.mixed_precision_policy = MixedPrecisionPolicy(**given)
-    messages = []
-    monkeypatch.setattr(validate.logger, "info", messages.append)
-    validate.keep_loss_in_float32(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
-    policy = plugin.mixed_precision_policy
-    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, reduces, None)
-    assert messages == [f"FSDP2 returns the loss in float32 and reduces gradients in {reduces or torch.bfloat16}."]
-
-
-def test_other_plugins_are_left_alone():
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
-    first = FullyShardedDataParallelPlugin(fsdp_version=1)
-    first.set_mixed_precision("bf16")
-    before = first.mixed_precision_policy
-    for plugin in (None, first, FullyShardedDataParallelPlugin(fsdp_version=2)):  # the last in full precision
-        validate.keep_loss_in_float32(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
-    assert first.mixed_precision_policy == before

@@ -1,4 +1,4 @@
-"""Wrong places and broken files end every command with a message and exit code 2, never with a traceback."""
+"""Wrong paths and damaged files end every command with an error message and exit code 2, without a traceback."""
 
 import json
 
@@ -9,7 +9,7 @@ from qsft.cli import main
 
 @pytest.fixture
 def folder(tiny_files, tmp_path, monkeypatch):
-    """A file and a directory where the other is wanted, and a run whose records are empty objects."""
+    """A file and a directory to give where the other is needed, and a run whose records are empty objects."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "afile").write_text("")
     (tmp_path / "adir").mkdir()
@@ -55,9 +55,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("command", "named"), CASES, ids=[command[:60] for command, _ in CASES])
-def test_it_is_named_and_nothing_is_raised(command, named, folder, tiny_files, local_words, capfd):
+def test_the_message_names_the_path(command, named, folder, tiny_files, local_words, capfd):
     tiny = " ".join(["numina_qwen_math_1p5b", *local_words(report_to="none", max_steps=1)])
     assert main(command.format(files=tiny_files).replace("TINY", tiny).split()) == 2
-    said = capfd.readouterr().err
-    assert named in said.rsplit("qsft: ", 1)[1]
-    assert "Traceback" not in said
+    message = capfd.readouterr().err
+    assert named in message.rsplit("qsft: ", 1)[1]
+    assert "Traceback" not in message

@@ -11,9 +11,10 @@ computed while it does: three matmuls in all, none repeated; two when the weight
 needed; one more for targets whose scale depends on whole documents. On a GPU the second line is two kernels
 (kernel_path.py) for every target that reads the logits only at chosen tokens.
 
-Precision: statistics are float32. So is the tile, where the device multiplies bf16 into float32; on a CPU with bf16 it
-has the dtype of the matmuls, as F.linear's logits would, and only the block in work is widened. Gradients that are
-summed over several chunks are summed in float32; a single chunk writes them in their own dtype.
+Precision and memory: statistics are float32. So is the tile, where the device multiplies bf16 into float32; with bf16
+on a CPU it is bf16, as F.linear's logits would be, and only one block at a time is converted to float32. The gradient
+lies over the logits in the dtype of the matmuls, so that no second tile exists. The weight's gradient is summed over
+chunks in float32; a single chunk writes it in its own dtype.
 """
 
 from dataclasses import dataclass, replace
@@ -30,12 +31,15 @@ from qsft.losses.projection import (
     Projection,
     add_product,
     compute_dtype,
+    in_place_as,
     rows_per_block,
+    tile_dtype,
     tokens_per_chunk,
+    weight_gradient_dtype,
     write_product,
 )
 from qsft.losses.sums import SUM_NAMES, token_sums
-from qsft.targets.target import Target
+from qsft.targets.target import Mixture, Target
 from qsft.targets.view import Full, SideInputs, TokenView, TopK, row_dots
 
 
@@ -49,7 +53,7 @@ class Spec:
     side: SideInputs
     projection: Projection
     chunk: int
-    compute: torch.dtype  # of the matmuls
+    compute: torch.dtype  # of the matmuls' operands, the gradient of the logits among them
     stats: torch.dtype  # of the statistics and of gradients that are summed over chunks
     tile: torch.dtype  # of the tile of logits
     grad_of: tuple[bool, bool, bool]  # hidden, weight, bias
@@ -86,15 +90,15 @@ def fused_target_loss(
     softcap: float | None = None,
     logit_scale: float = 1.0,
     chunk: int | None = None,
-    tile_bytes: int | None = None,
+    tile_mib: float | None = None,
     head_kernel: str = "auto",
 ) -> FusedOutput:
     """Σ over label tokens of scale·CE(Q, p) for logits hidden·weightᵀ, equal to `target_loss`, without those logits.
 
     Args:
         labels: −100 is left out; LabelTokens have it left out already, which saves a host-device synchronization.
-        chunk: tokens that are projected at a time; by default as many as fit `tile_bytes`.
-        tile_bytes: memory for the tile of logits; by default projection.TILE_BYTES.
+        chunk: tokens that are projected at a time; by default what `tokens_per_chunk` chooses.
+        tile_mib: the most memory for the tile of logits, in MiB; by default 512 tokens on a CPU and 512 MiB on a GPU.
         head_kernel: "torch", "triton", or "auto": triton on a GPU that has it.
 
     >>> from qsft.targets.registry import make_target
@@ -112,23 +116,21 @@ def fused_target_loss(
         raise ValueError(
             f"the teacher has {teacher.ids.shape[-1]} tokens per position, but the head has only {len(weight)} entries."
         )
-    stats = torch.promote_types(torch.float32, hidden.dtype)
-    compute = compute_dtype(hidden, weight)
-    # A CPU cannot multiply bf16 into float32, and a float32 copy of the products would be no more precise.
     device = hidden.device.type
-    is_narrow = device == "cpu" and compute == torch.bfloat16 and not takes_kernels(head_kernel, device)
-    tile = compute if is_narrow else stats
+    compute = compute_dtype(hidden, weight)
+    stats = torch.promote_types(torch.float32, compute)
+    tile = tile_dtype(compute, device, kernels=takes_kernels(head_kernel, device))
     # Inside a Function grad mode is always off and needs_input_grad ignores no_grad, so it is decided out here.
     enabled = torch.is_grad_enabled()
     grad_of = tuple(enabled and t is not None and t.requires_grad for t in (hidden, weight, bias))
+    summed_size = hidden.shape[-1] if grad_of[1] else 0
     spec = Spec(
         labels=labels.labels,
         target=target,
         teacher=None if teacher is None else teacher.to(hidden.device, stats).within(len(weight)),
         side=(side or SideInputs()).map(lambda value: value.to(hidden.device)),
         projection=Projection(softcap, logit_scale),
-        chunk=chunk
-        or tokens_per_chunk(len(hidden), len(weight), tile, hidden.shape[-1] if grad_of[1] else 0, tile_bytes),
+        chunk=chunk or tokens_per_chunk(len(hidden), len(weight), tile, device, summed_size, tile_mib),
         compute=compute,
         stats=stats,
         tile=tile,
@@ -167,12 +169,15 @@ class _FusedTargetLoss(torch.autograd.Function):
 
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """gradient·factor in `dtype`, in one pass; `gradient` may be overwritten.
+    """gradient·factor in `dtype`; `gradient` may be overwritten.
 
     float32 gradients are multiplied before the cast: a GradScaler's factor must not overflow float16.
     """
-    out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
-    return torch.mul(gradient, factor, out=out)
+    if gradient.dtype == dtype:
+        return gradient.mul_(factor)
+    if gradient.device.type == "cpu" and gradient.dtype.itemsize > dtype.itemsize:
+        return gradient.mul_(factor).to(dtype)  # torch.mul would make a temporary float32 copy
+    return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype))
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -205,17 +210,14 @@ def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) ->
 
 
 def _allocate_gradients(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> Gradients:
-    """Memory for the gradients that are needed; the first chunk overwrites it.
-
-    The gradient of the hidden states is written once per token. Those of weight and bias are sums over chunks, in
-    float32 when there are several: one chunk writes them in their own dtype, as F.linear's backward does.
-    """
+    """Memory for the gradients that are needed; the first chunk overwrites it."""
     # Without any token nothing is written, so that the gradients must be zeros.
     allocate = torch.empty_like if len(hidden) else torch.zeros_like
-    one_chunk = len(hidden) <= spec.chunk
     of_hidden, of_weight, of_bias = spec.grad_of
     grad_hidden = allocate(hidden, dtype=spec.tile) if of_hidden else None
-    grad_weight = allocate(weight, dtype=spec.tile if one_chunk else spec.stats) if of_weight else None
+    one_chunk = len(hidden) <= spec.chunk
+    weight_dtype = weight_gradient_dtype(weight.dtype, spec.compute, spec.tile, one_chunk=one_chunk)
+    grad_weight = allocate(weight, dtype=weight_dtype) if of_weight else None
     grad_bias = allocate(bias, dtype=spec.stats) if of_bias and bias is not None else None
     return grad_hidden, grad_weight, grad_bias
 
@@ -227,22 +229,14 @@ class TorchTile:
         self.spec = spec
         self.bias = bias
         self.rows = rows_per_block(tile.shape[-1], spec.stats, tile.device.type)
-        self.scratch = torch.empty_like(tile[: self.rows], dtype=spec.stats)
-        self.widened = None if tile.dtype == spec.stats else torch.empty_like(self.scratch)
+        self.probs = torch.empty_like(tile[: self.rows], dtype=spec.stats)
+        self.wide_logits = None if tile.dtype == spec.stats else torch.empty_like(self.probs)
 
     def gradient_over_logits_(self, products: Float[Tensor, "n V"], rows: slice) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of these tokens; ∂loss/∂(h·Wᵀ) takes the place of their products."""
-        if self.widened is None:
-            return self._gradient_over_logits_(products, rows)
-        wide = self.widened[: len(products)].copy_(products)
-        loss_and_sums = self._gradient_over_logits_(wide, rows)
-        if any(self.spec.grad_of):
-            products.copy_(wide)
-        return loss_and_sums
-
-    def _gradient_over_logits_(self, z: Float[Tensor, "n V"], rows: slice) -> tuple[Tensor, Tensor]:
+        """The loss and the sums of these tokens; ∂loss/∂(h·Wᵀ) takes the place of their products: see `gradient`."""
         spec = self.spec
-        p = self.scratch[: len(z)]
+        z = products if self.wide_logits is None else self.wide_logits[: len(products)].copy_(products)
+        p = self.probs[: len(z)]
         spec.projection.finish_(z, self.bias)
         top = z.max(dim=-1)
         torch.softmax(z, dim=-1, out=p)
@@ -251,16 +245,24 @@ class TorchTile:
         q = spec.target(view)
         loss_and_sums = token_sums(view, q, lse - row_dots(p, z), top.indices)
         if any(spec.grad_of):
-            softcap = spec.projection.softcap
-            scale = q.scale * spec.projection.logit_scale
-            grad = q.write_gradient(p, scale, out=z if softcap is None else p)
-            if softcap is not None:
-                z.div_(softcap).square_().neg_().add_(1.0).mul_(grad)
+            self._write_gradient(q, p, z, products)
         return loss_and_sums
 
+    def _write_gradient(self, q: Mixture, p: Tensor, z: Tensor, products: Float[Tensor, "n V"]) -> None:
+        """∂loss/∂(h·Wᵀ) over `products`; `p` and the logits `z` are overwritten."""
+        destination = self.gradient(products)
+        softcap = self.spec.projection.softcap
+        is_direct = softcap is None and destination.dtype == p.dtype  # else one block more is written and converted
+        scale = q.scale * self.spec.projection.logit_scale
+        grad = q.write_gradient(p, scale, out=destination if is_direct else p)
+        if softcap is not None:
+            grad.mul_(z.div_(softcap).square_().neg_().add_(1.0))
+        if not is_direct:
+            destination.copy_(grad)
+
     def gradient(self, z: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
-        """The tile once all its rows are gradients."""
-        return z
+        """Where the gradient of the rows `z` is written: over them, in the dtype of the matmuls."""
+        return in_place_as(z, self.spec.compute)
 
 
 def _accumulate(grads: Gradients, grad: Float[Tensor, "n V"], h: Tensor, w: Tensor, start: int) -> None:
@@ -268,7 +270,6 @@ def _accumulate(grads: Gradients, grad: Float[Tensor, "n V"], h: Tensor, w: Tens
     if grad_bias is not None:
         columns = grad.sum(dim=0, dtype=grad_bias.dtype)
         grad_bias.copy_(grad_bias + columns if start else columns)
-    grad = grad.to(w.dtype)
     if grad_hidden is not None:
         write_product(grad, w, out=grad_hidden[start : start + len(h)])
     if grad_weight is not None:

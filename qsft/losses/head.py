@@ -57,6 +57,19 @@ class TargetOutput(ModelOutput):
 
 
 @dataclass(frozen=True)
+class HeadOptions:
+    """How an attached head computes; neither changes its results beyond rounding.
+
+    Args:
+        kernel: "auto", "torch" or "triton": see `fused_target_loss`.
+        tile_mib: the most memory for the tile of logits, in MiB; None is the default of `tokens_per_chunk`.
+    """
+
+    kernel: str = "auto"
+    tile_mib: float | None = None
+
+
+@dataclass(frozen=True)
 class Head:
     """A model's output head, gathered and ready for matmuls."""
 
@@ -83,15 +96,15 @@ def base_causal_lm(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
-def attach_target_head(model: nn.Module, head_kernel: str | None = None) -> None:
+def attach_target_head(model: nn.Module, options: HeadOptions | None = None) -> None:
     """Give `model.forward` the keywords `target=` and `label_logps=`; without them it is unchanged.
 
-    Call it after PEFT has wrapped the model and before accelerate does. A second call changes only `head_kernel`, where
-    one is given ("auto", "torch" or "triton": see `fused_target_loss`).
+    Call it after PEFT has wrapped the model and before accelerate does. A second call changes only the options, where
+    they are given.
     """
     base = base_causal_lm(model)
     check_head_has_no_adapter(base)
-    base.target_head_kernel = head_kernel or getattr(base, "target_head_kernel", "auto")  # type: ignore[assignment]
+    base.target_head_options = options or getattr(base, "target_head_options", HeadOptions())  # type: ignore[assignment]
     if hasattr(base, "forward_without_target"):  # on the module: accelerate wraps the forward once more
         return
     # A bound method on the module, not a variable of `forward`: a deep copy of the model gets its own.
@@ -207,12 +220,13 @@ def _target_loss(
         name.removeprefix(COLUMN_INPUT): _rows(name, value, tokens, length) for name, value in given["columns"].items()
     }
     side = SideInputs(**side_rows, columns=columns, vocab_size=given["vocab_size"])
-    head_kernel: Any = base_causal_lm(model).target_head_kernel
+    options = _options(model)
 
     def fused(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         out = fused_target_loss(
             hidden, head.weight, tokens.to(hidden.device), target, teacher,
-            side=side, bias=head.bias, **asdict(head.projection), head_kernel=head_kernel,
+            side=side, bias=head.bias, **asdict(head.projection),
+            head_kernel=options.kernel, tile_mib=options.tile_mib,
         )  # fmt: skip
         return out.loss, out.sums  # a tuple: hooks look for tensors in it
 
@@ -226,12 +240,20 @@ def _label_logps(model: nn.Module, states: Tensor, labels: Tensor, positions: Te
 
     def fused(hidden: Tensor, head: Head) -> Tensor:
         tokens.check(len(head.weight))
-        return fused_label_logps(hidden, head.weight, head.bias, tokens.labels.to(hidden.device), head.projection)
+        return fused_label_logps(
+            hidden, head.weight, head.bias, tokens.labels.to(hidden.device), head.projection,
+            tile_mib=_options(model).tile_mib,
+        )  # fmt: skip
 
     logps: Tensor = _in_output_layer(model, hidden, fused).to(tokens.index.device)
     after_first = logps.new_zeros(labels[:, 1:].shape)
     after_first.view(-1)[tokens.index] = logps
     return nn.functional.pad(after_first, (1, 0))
+
+
+def _options(model: nn.Module) -> HeadOptions:
+    options: Any = base_causal_lm(model).target_head_options
+    return options  # type: ignore[no-any-return]
 
 
 def _in_output_layer(model: nn.Module, hidden: Float[Tensor, "N H"], compute: Callable[[Tensor, Head], Any]) -> Any:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.losses.projection import Projection, rows_per_block
+from qsft.losses.projection import Projection, in_place_as, rows_per_block
 from qsft.losses.sums import token_sums
 from qsft.targets.view import EMPTY, MASKED_LOGIT, TopK
 from qsft.validation import check_choice
@@ -130,7 +130,7 @@ class KernelTile:
 
     def gradient(self, z: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Where the gradient of the rows `z` is written: over them, in the dtype of the matmuls."""
-        return z.view(self.spec.compute)[:, : z.shape[-1]]
+        return in_place_as(z, self.spec.compute)
 
     def _statistics_and_outside(
         self, z: Float[Tensor, "n V"], logits: GatherOnly, slots: Int[Tensor, "n K"]

@@ -6,7 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qsft.losses.projection import Projection, compute_dtype, rows_per_block, tokens_per_chunk
+from qsft.losses.projection import (
+    Projection,
+    compute_dtype,
+    rows_per_block,
+    tile_dtype,
+    tokens_per_chunk,
+    write_product,
+)
 from qsft.targets.view import IGNORED, TokenView
 
 WRONG_POSITIONS = (
@@ -76,16 +83,23 @@ def fused_label_logps(
     labels: Int[Tensor, " N"],
     projection: Projection,
     chunk: int | None = None,
+    tile_mib: float | None = None,
 ) -> Float[Tensor, " N"]:
     """log p_y of every label, none of them ignored, without gradient and without full logits: one matmul in chunks."""
-    compute, stats = compute_dtype(hidden, weight), torch.promote_types(torch.float32, hidden.dtype)
-    hidden, weight = hidden.to(compute), weight.to(compute)
-    chunk = chunk or tokens_per_chunk(len(hidden), len(weight), stats)
-    tile = hidden.new_empty((min(chunk, len(hidden)), len(weight)), dtype=stats)
-    size = rows_per_block(len(weight), stats, hidden.device.type)
+    device = hidden.device.type
+    compute = compute_dtype(hidden, weight)
+    stats = torch.promote_types(torch.float32, compute)
+    in_tile = tile_dtype(compute, device)
+    hidden = hidden.to(compute)
+    weight = weight.to(compute)
+    chunk = chunk or tokens_per_chunk(len(hidden), len(weight), in_tile, device, tile_mib=tile_mib)
+    tile = hidden.new_empty((min(chunk, len(hidden)), len(weight)), dtype=in_tile)
+    rows = rows_per_block(len(weight), stats, device)
     logps = [hidden.new_empty(0, dtype=stats)]
-    with torch.autocast(hidden.device.type, enabled=False):
+    with torch.autocast(device, enabled=False):
         for h, y in zip(hidden.split(chunk), labels.split(chunk)):
-            z = projection(h, weight, bias, out=tile[: len(h)])
-            logps += [TokenView.of(*block).label_logp for block in zip(z.split(size), y.split(size))]
+            products = write_product(h, weight.t(), out=tile[: len(h)])
+            for block, block_labels in zip(products.split(rows), y.split(rows)):
+                logits = projection.finish_(block.to(stats), bias)
+                logps.append(TokenView.of(logits, block_labels).label_logp)
     return torch.cat(logps)

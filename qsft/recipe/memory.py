@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.integrations import deepspeed
 from trl import ModelConfig, get_peft_config
 
-from qsft.losses.projection import rows_per_block, tokens_per_chunk
+from qsft.losses.projection import rows_per_block, tile_dtype, tokens_per_chunk, weight_gradient_dtype
 
 FLOAT = 4  # bytes of a float32
 STEP_COUNTER = FLOAT  # AdamW keeps one float32 per parameter tensor
@@ -288,27 +288,40 @@ def head_bytes(
     trained: bool = True,
     top_k: int = 0,
     compute: torch.dtype = torch.bfloat16,
+    weight_dtype: torch.dtype | None = None,
     device: str = "cuda",
     kernels: bool = False,
+    tile_mib: float | None = None,
 ) -> int:
     """Return the peak bytes of the fused head over `tokens` label positions with a cached top-k teacher.
 
-    A float32 tile and the block it is processed in, the float32 gradients of hidden states and weight, and the
-    teacher's log-probs. With bf16 matmuls a cast tile is added; on a CPU the tile itself is bf16 instead, with one more
-    block and, where the weight's gradient is summed over chunks, a bf16 product of its shape. The Triton kernels need
-    neither block nor cast tile. When the backward casts the gradients, the tile is freed.
+    While the loss is computed: the tile of logits, the blocks it is processed in (the Triton kernels need none), the
+    gradients of hidden states and weight, the teacher's log-probs, and a cast copy of the weight under autocast. In the
+    backward the tile is freed, and gradients in another dtype than their tensors are cast.
+
+    Args:
+        compute: dtype of the matmuls and of the hidden states.
+        weight_dtype: by default `compute`.
+        tile_mib: `head_tile_mib` of the config.
     """
-    narrow = device == "cpu" and compute == torch.bfloat16 and not kernels
-    tile_dtype = compute if narrow else torch.float32
-    chunk = tokens_per_chunk(tokens, vocabulary, tile_dtype, hidden if trained else 0)
-    block = 0 if kernels else min(chunk, rows_per_block(vocabulary, torch.float32, device))
-    weight = vocabulary * hidden if trained else 0
+    weight_dtype = weight_dtype or compute
+    tile = tile_dtype(compute, device, kernels=kernels)
+    chunk = tokens_per_chunk(tokens, vocabulary, tile, device, hidden if trained else 0, tile_mib)
+    one_chunk = tokens <= chunk
+    blocks = 0
+    if not kernels:
+        rows = min(chunk, rows_per_block(vocabulary, torch.float32, device))
+        blocks = (1 if tile == torch.float32 else 2) * rows * vocabulary * FLOAT  # p, and logits in float32
+    grad_hidden = tokens * hidden * tile.itemsize
+    grad_weight = 0
+    cast_weight_gradient = 0
+    if trained:
+        written = weight_gradient_dtype(weight_dtype, compute, tile, one_chunk=one_chunk)
+        grad_weight = vocabulary * hidden * written.itemsize
+        cast_weight_gradient = vocabulary * hidden * weight_dtype.itemsize if written != weight_dtype else 0
+    cast_weight = vocabulary * hidden * compute.itemsize if weight_dtype != compute else 0
     teacher = tokens * top_k * (8 + FLOAT)  # ids and log-probs
-    if narrow:
-        one_chunk = tokens <= chunk
-        weight_bytes = weight * (compute.itemsize if one_chunk else FLOAT + compute.itemsize)
-        narrow_numbers = chunk * vocabulary + tokens * hidden
-        return narrow_numbers * compute.itemsize + weight_bytes + 2 * block * vocabulary * FLOAT + teacher
-    float32_numbers = (chunk + block) * vocabulary + tokens * hidden + weight
-    cast_numbers = 0 if kernels or compute == torch.float32 else chunk * vocabulary
-    return float32_numbers * FLOAT + cast_numbers * compute.itemsize + teacher
+    in_forward = chunk * vocabulary * tile.itemsize + blocks + cast_weight + teacher
+    cast_hidden_gradient = tokens * hidden * compute.itemsize if tile != compute else 0
+    in_backward = cast_weight_gradient + cast_hidden_gradient
+    return grad_hidden + grad_weight + max(in_forward, in_backward)

@@ -221,6 +221,8 @@ def plan_memory(job: Job, config: Any, corpus: Corpus) -> tuple[dict[str, Memory
             trained=trace.head.requires_grad,
             top_k=capture_settings(job.args)["top_k"],
             compute=autocast or trace.head.dtype,
+            weight_dtype=trace.head.dtype,
+            tile_mib=job.args.head_tile_mib,
         )
         memory = STRATEGIES[strategy](trace, job.processes, autocast)
         return memory._replace(activations=trace.activations, head=head)

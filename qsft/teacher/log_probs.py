@@ -111,7 +111,7 @@ def logit_tiles(model: nn.Module, hidden: Float[Tensor, "N H"]) -> Iterator[tupl
     No states give one empty tile.
     """
     head = output_head(model)
-    chunk = max(1, tokens_per_chunk(len(hidden), len(head.weight), torch.float32))
+    chunk = tokens_per_chunk(len(hidden), len(head.weight), torch.float32, hidden.device.type)
     tile = hidden.new_empty(min(chunk, len(hidden)), len(head.weight), dtype=torch.float32)
     for start in range(0, max(len(hidden), 1), chunk):
         states = hidden[start : start + chunk].to(head.weight.dtype)

@@ -1,6 +1,7 @@
 # ruff: noqa: RUF009 (option() makes dataclass fields)
 """TargetSFTConfig: TRL's SFTConfig plus the target to train and where its teacher comes from."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -62,6 +63,12 @@ class TargetSFTConfig(SFTConfig):
         "How the fused head computes: `torch`, `triton`, or `auto`: triton on a GPU that has it, where the target "
         "reads logits only at the label and at the teacher's tokens.",
         choices=("auto", "torch", "triton"),
+    )
+    head_tile_mib: float | None = option(
+        None,
+        "The most memory for the head's tile of logits, in MiB. Default: 512 tokens at a time on a CPU; on a GPU 512 "
+        "MiB, or as much as the gradient of the head's weight. A smaller tile needs less memory and more time; results "
+        "agree to rounding.",
     )
 
     # Where the teacher comes from
@@ -158,6 +165,10 @@ def validate_fields(args: Any) -> None:
             raise ValueError(f"{own.name}={value!r} is not supported. Choose one of {', '.join(choices)}.")
         if own.name in AT_LEAST_ONE and value is not None and value < 1:
             raise ValueError(f"{own.name} must be at least 1, got {value}.")
+    if args.head_tile_mib is not None and not 0 < args.head_tile_mib < math.inf:
+        raise ValueError(
+            f"head_tile_mib must be a positive number of MiB, got {args.head_tile_mib}. Leave it out for the default."
+        )
     make_target(args.target, **as_dict(args.target_kwargs))
     if args.loss_type == "dft" and args.target == "dft":
         args.loss_type = "nll"  # both name the same loss; TRL would build its own for it

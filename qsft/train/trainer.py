@@ -32,7 +32,7 @@ from transformers.utils import logging
 from trl import SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from qsft.losses.head import LABEL_POSITIONS, attach_target_head
+from qsft.losses.head import LABEL_POSITIONS, HeadOptions, attach_target_head
 from qsft.losses.kernel_path import takes_kernels
 from qsft.losses.sums import SUM_NAMES
 from qsft.run_directory import LAST
@@ -175,7 +175,7 @@ class TargetSFTTrainer(SFTTrainer):
         validate.check_adapter(self.model, self.is_fsdp_enabled)
         validate.check_parallelism(self.accelerator.parallelism_config, config)
         precision.keep_loss_in_float32(self.accelerator)
-        attach_target_head(self.model, config.head_kernel)
+        attach_target_head(self.model, HeadOptions(config.head_kernel, config.head_tile_mib))
         # compute_loss divides by the label tokens of the whole optimizer step. So Trainer must count them for every
         # model, shifted as the head shifts them, and must not divide again.
         self.model_accepts_loss_kwargs = True

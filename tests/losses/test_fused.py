@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qsft import LossTarget, SideInputs, TopK, fused_target_loss, make_target, target_loss
 from qsft.losses import projection
 from qsft.losses.label_tokens import fused_label_logps
-from qsft.losses.projection import TILE_BYTES, tokens_per_chunk
+from qsft.losses.projection import GPU_TILE_BYTES, tokens_per_chunk
 from qsft.losses.sums import SUM_NAMES
 from qsft.targets.view import Full
 
@@ -102,6 +102,61 @@ def test_no_worse_than_eager_in_the_same_dtype(name, hparams, dtype):
         fused_error = (got.double() - true).abs().max()
         eager_error = (eager_grad.double() - true).abs().max()
         assert fused_error <= eager_error + 4 * eps * scale + 1e-6
+
+
+@pytest.mark.parametrize("chunk", [None, 128], ids=["one chunk", "several chunks"])
+@pytest.mark.parametrize("name", ["sft", "target_sft"])
+def test_bf16_gradients_of_a_mean_loss_are_no_worse_than_eager(name, chunk, monkeypatch):
+    """The error is the root mean square against float64 of the gradients of a loss that the trainer has divided.
+
+    Ours are rounded once more, because they are scaled after the matmuls; eager code rounds the scaled gradient of the
+    logits instead. The weight's gradient is added up in several blocks.
+    """
+    monkeypatch.setattr(projection, "CPU_BLOCK_BYTES", 100_000)
+    batch = make_batch(n=512, v=1000, k=8, dtype=torch.float32, ignored=(), empty=())
+    hidden, weight, _ = (t.detach().bfloat16() for t in head_inputs(batch))
+    target = make_target(name)
+
+    def gradients(dtype, loss):
+        inputs = hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
+        return torch.autograd.grad(loss(*inputs) / 777, inputs)
+
+    def eager_loss(h, w):
+        logits = h @ w.t()
+        return target_loss(
+            logits.to(torch.promote_types(torch.float32, logits.dtype)), batch.labels, target, batch.teacher
+        )
+
+    def fused_loss(h, w):
+        return fused_target_loss(h, w, batch.labels, target, batch.teacher, chunk=chunk).loss
+
+    truth = gradients(torch.float64, eager_loss)
+    eager_gradients = gradients(torch.bfloat16, eager_loss)
+    for got, plain, true in zip(gradients(torch.bfloat16, fused_loss), eager_gradients, truth):
+        fused_error = (got.double() - true).square().mean().sqrt()
+        eager_error = (plain.double() - true).square().mean().sqrt()
+        assert fused_error <= 1.1 * eager_error
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=["bf16", "autocast"])
+def test_bf16_on_a_cpu_needs_one_tile_and_one_gradient(weight_dtype, profiled_peak, monkeypatch):
+    """Plain full logits need three float32 tiles; no second tile and no second gradient is needed here."""
+    n, vocab, width = 96, 20_000, 64
+    hidden = torch.randn(n, width).bfloat16().requires_grad_()
+    weight = torch.randn(vocab, width).to(weight_dtype).requires_grad_()
+    labels = torch.randint(vocab, (n,))
+    block = 4 * vocab * 4
+    monkeypatch.setattr(projection, "CPU_BLOCK_BYTES", block)
+
+    def run():
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = fused_target_loss(hidden, weight, labels, make_target("sft")).loss
+        loss.backward()
+
+    tile = n * vocab * 2
+    gradient = vocab * width * 2
+    cast_weight = 0 if weight_dtype == torch.bfloat16 else vocab * width * 2
+    assert profiled_peak(run) <= 1.1 * (tile + gradient + cast_weight + 2 * block)
 
 
 class CountMatmuls(TorchDispatchMode):
@@ -286,12 +341,26 @@ def test_label_logps_equal_log_softmax(block, monkeypatch):
     assert not got.requires_grad
 
 
-def test_chunks_fit_the_budget_and_are_even():
-    assert tokens_per_chunk(512, 151_936, torch.float32) == 512
-    assert tokens_per_chunk(1536, 151_936, torch.float32) == 768
-    assert tokens_per_chunk(3, 151_936, torch.float32) == 3
-    assert tokens_per_chunk(0, 100, torch.float32) == 1
-    assert tokens_per_chunk(10_000, 151_936, torch.float32) * 151_936 * 4 <= TILE_BYTES
+def test_chunks_fit_the_tile_and_are_of_equal_size():
+    gpu = (151_936, torch.float32, "cuda")
+    assert tokens_per_chunk(512, *gpu) == 512
+    assert tokens_per_chunk(1536, *gpu) == 768
+    assert tokens_per_chunk(3, *gpu) == 3
+    assert tokens_per_chunk(0, 100, torch.float32, "cuda") == 1
+    assert tokens_per_chunk(10_000, *gpu) * 151_936 * 4 <= GPU_TILE_BYTES
+    cpu = (151_936, torch.float32, "cpu")
+    assert tokens_per_chunk(512, *cpu) == 512
+    assert tokens_per_chunk(513, *cpu) == 257
+    assert tokens_per_chunk(8192, *cpu, 4096) == 512
+    assert tokens_per_chunk(0, *cpu) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_requested_tile_is_never_exceeded_unless_one_token_needs_more(device):
+    for dtype in (torch.float32, torch.bfloat16):
+        chunk = tokens_per_chunk(8192, 151_936, dtype, device, 4096, tile_mib=64)
+        assert 60 <= chunk * 151_936 * dtype.itemsize / 2**20 <= 64
+    assert tokens_per_chunk(8192, 151_936, torch.float32, device, 4096, tile_mib=0.1) == 1
 
 
 @pytest.mark.parametrize("name", ["target_sft", "gem"])
@@ -438,10 +507,10 @@ def test_float16_weight_gradients_do_not_overflow_before_the_loss_is_scaled():
     torch.testing.assert_close(weight.grad[3], torch.full((4,), -50.0 * 7 / 8, dtype=torch.float16))
 
 
-def test_tiles_have_as_many_rows_as_the_weight_has_columns():
+def test_on_a_gpu_a_chunk_has_at_least_as_many_tokens_as_the_weight_has_columns():
     """Each chunk moves the whole gradient of the weight: at N=8192, H=4096, V=151,936 two chunks, not ten."""
-    assert tokens_per_chunk(8192, 151_936, torch.float32, 4096) == 4096
-    assert tokens_per_chunk(8192, 151_936, torch.float32) < 900  # a frozen head
+    assert tokens_per_chunk(8192, 151_936, torch.float32, "cuda", 4096) == 4096
+    assert tokens_per_chunk(8192, 151_936, torch.float32, "cuda") < 900  # a frozen head
 
 
 def test_a_wider_teacher_is_renormalised_on_the_heads_rows():

@@ -27,7 +27,8 @@ from transformers import (
 )
 
 from qsft import SideInputs, TopK, make_target, target_loss
-from qsft.losses.head import attach_target_head, from_bits, label_logps, to_bits
+from qsft.losses import fused, label_tokens, projection
+from qsft.losses.head import HeadOptions, attach_target_head, from_bits, label_logps, to_bits
 
 V, B, T, K = 97, 3, 12, 8
 SMALL = {
@@ -310,12 +311,37 @@ def test_a_deep_copy_runs_its_own_weights(batch):
 def test_the_head_kernel_reaches_the_loss_and_attaching_again_keeps_it(batch):
     data, _ = batch
     model = FAMILIES["qwen2"]()
-    attach_target_head(model, head_kernel="cuda")
+    attach_target_head(model, HeadOptions(kernel="cuda"))
     attach_target_head(model)
     with pytest.raises(ValueError, match="head_kernel = 'cuda'"):
         model(**data, target=make_target("sft"))
-    attach_target_head(model, head_kernel="torch")
+    attach_target_head(model, HeadOptions(kernel="torch"))
     assert torch.isfinite(model(**data, target=make_target("sft")).loss)
+
+
+@pytest.mark.parametrize("call", [{"target": make_target("sft")}, {"label_logps": True}], ids=["loss", "log-probs"])
+def test_the_tile_of_the_options_is_the_one_that_is_projected(call, batch, monkeypatch):
+    """Three tokens of 61 float32 logits fit the tile: five label tokens are two chunks."""
+    data, _ = batch
+    model = FAMILIES["qwen2"]()
+    attach_target_head(model)
+    expected = model(**data, **call)
+    chunks = []
+    write = projection.write_product
+
+    def recorded(a, b, out):
+        chunks.append(tuple(out.shape))
+        return write(a, b, out)
+
+    monkeypatch.setattr(fused, "write_product", recorded)
+    monkeypatch.setattr(label_tokens, "write_product", recorded)
+    entries = model.config.vocab_size
+    attach_target_head(model, HeadOptions(tile_mib=3 * entries * 4 / 2**20))
+    tiled = model(**data, **call)
+    assert max(rows for rows, columns in chunks if columns == entries) <= 3
+    assert len([rows for rows, columns in chunks if columns == entries]) > 1
+    got, want = (out if isinstance(out, torch.Tensor) else out.loss for out in (tiled, expected))
+    torch.testing.assert_close(got, want)
 
 
 def test_a_stored_tail_and_a_count_of_labels_pass_through_the_model(batch):

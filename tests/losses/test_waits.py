@@ -61,6 +61,26 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class LargeTensors(TorchDispatchMode):
+    """Notes dtype and size of every new tensor with at least so many numbers."""
+
+    def __init__(self, at_least):
+        super().__init__()
+        self.at_least = at_least
+        self.known = set()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if not isinstance(tensor, torch.Tensor) or tensor.untyped_storage()._cdata in self.known:
+                continue
+            self.known.add(tensor.untyped_storage()._cdata)
+            if tensor.numel() >= self.at_least:
+                self.found.append((tensor.dtype, tensor.numel()))
+        return out
+
+
 # Each row with each word among its hyper-parameters that chooses other code; numbers choose none.
 WORDS = (
     [(name, {}) for name in TARGETS]
@@ -88,6 +108,24 @@ def test_on_a_device_that_has_them_all_products_are_written_in_float32(head_kern
             scores = [logits] * (2 if target.per_document else 0)  # whole documents are weighed first
             assert mode.found == scores + [logits, logits, weights] * 2, (name, hparams)
             assert weight.grad.dtype == dtype
+
+
+def test_a_single_chunk_writes_the_weights_gradient_in_bf16_and_nothing_is_copied(head_kernel, monkeypatch):
+    """No second tile and no second gradient: per step one tile of logits, and gradients as large as eager's."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # which does not know the device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    n, v = 64, 5000
+    with torch.device("meta"):
+        batch = Unread(n=n, v=v, k=5)
+        hidden, weight = head_inputs(batch, torch.bfloat16)
+        with Products() as products, LargeTensors(at_least=n * v) as made:
+            fused_target_loss(
+                hidden, weight, batch.tokens, make_target("target_sft"), batch.teacher, head_kernel=head_kernel
+            ).loss.backward()
+    assert products.found == ["aten.mm.dtype_out", "aten.mm.dtype_out", "aten.addmm.out"]
+    tile = (torch.float32, n * v)
+    block = [tile] if head_kernel == "torch" else []  # here one block is as large as the tile
+    assert made.found == [tile, *block]
 
 
 def test_a_device_without_such_products_is_found_out(monkeypatch):

@@ -36,7 +36,7 @@ def test_small_tiles_change_nothing(tiny_model, monkeypatch, k):
     model, ids = tiny_model(vocab_size=5000).eval(), torch.randint(7, 320, (3, 12))
     ask = partial(teacher_log_probs, model, k)
     whole = ask(input_ids=ids, labels=ids)
-    monkeypatch.setattr(projection, "TILE_BYTES", 5000 * 4 * 5)
+    monkeypatch.setattr(projection, "CPU_CHUNK_TOKENS", 5)
     tiled = ask(input_ids=ids, labels=ids)
     torch.testing.assert_close(tiled.logps, whole.logps)
     torch.testing.assert_close(tiled.label_logp, whole.label_logp)

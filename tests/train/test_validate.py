@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 from datasets import Dataset
 
+from qsft import TargetSFTConfig
+from qsft.losses.head import base_causal_lm
 from qsft.train.validate import check_adapter, check_parallelism
 
 
@@ -87,6 +89,23 @@ def test_the_head_kernel_of_the_config_is_the_one_that_runs(trainer, data, logge
         losses[kernel] = logged(made)
     assert launched
     assert losses["auto"] == losses["torch"] == pytest.approx(losses["triton"], rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [0, -1, float("inf"), float("nan")])
+def test_a_tile_without_a_positive_size_raises_value_error(size, tmp_path):
+    with pytest.raises(ValueError, match="head_tile_mib must be a positive number of MiB"):
+        TargetSFTConfig(str(tmp_path), head_tile_mib=size, use_cpu=True, bf16=False)
+
+
+def test_the_tile_of_the_config_reaches_the_head_and_changes_no_loss(trainer, data, logged):
+    losses = []
+    for size in (None, 0.01):
+        made = trainer(data.tokens(8), head_tile_mib=size, target="dft", max_steps=2)
+        assert base_causal_lm(made.model).target_head_options.tile_mib == size
+        made.train()
+        assert "head_tile_mib" not in made.run_record.trajectory
+        losses.append(logged(made))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 # ---- FSDP2 ----

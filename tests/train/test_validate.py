@@ -106,6 +106,3 @@ def test_the_tile_of_the_config_reaches_the_head_and_changes_no_loss(trainer, da
         assert "head_tile_mib" not in made.run_record.trajectory
         losses.append(logged(made))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
-# ---- FSDP2 ----

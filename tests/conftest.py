@@ -165,6 +165,21 @@ def profiled_peak():
 
 
 @pytest.fixture
+def product_scratch(profiled_peak):
+    """`product_scratch(a, b)`: the bytes that torch.mm allocates beside its output.
+
+    On CPUs without bf16 instructions oneDNN sums a product of bf16 in a float32 buffer of the output's shape.
+    """
+    import torch
+
+    def scratch(a, b):
+        out = a.new_empty(a.shape[0], b.shape[1])
+        return profiled_peak(lambda: torch.mm(a, b, out=out))
+
+    return scratch
+
+
+@pytest.fixture
 def tell(record_property):
     """`tell("30 kills, …")`: a line below the results, also where the test ran in another process."""
     return lambda line: record_property("told", line)

@@ -6,7 +6,6 @@ notebooks/, and sets the address of the repository (`url` in setup.cfg) in their
 
 import argparse
 import configparser
-import json
 import re
 import sys
 import tempfile
@@ -33,12 +32,10 @@ def set_repository(text: str) -> str:
     return REPOSITORY.sub(lambda found: f"github{found['host'] or ''}/{path}", text)
 
 
-def execute(file: Path, directory: Path) -> Any:
+def execute(notebook: Any, directory: Path) -> Any:
     """Run a notebook in `directory` and return it with its outputs."""
-    import nbformat  # here, because a test without the notebook extra reads the rest of this module
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(file, as_version=4)
     for cell in notebook.cells:
         cell.source = set_repository(cell.source)
     client = NotebookClient(notebook, timeout=SECONDS_PER_CELL, resources={"metadata": {"path": str(directory)}})
@@ -69,13 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="store the outputs in notebooks/")
     args = parser.parse_args(argv)
+    import nbformat  # here, because a test without the notebook extra reads the rest of this module
+
     for file in NOTEBOOKS:
         with tempfile.TemporaryDirectory() as directory:
             print(f"running {file.name} ...", flush=True)
-            notebook = execute(file, Path(directory))
+            notebook = execute(nbformat.read(file, as_version=4), Path(directory))
             if args.write:
                 remove_what_depends_on_the_machine(notebook, Path(directory))
-                file.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                nbformat.write(notebook, file)
     return 0
 
 

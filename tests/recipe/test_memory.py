@@ -194,7 +194,7 @@ def test_activations_are_within_a_fifth_of_the_profilers_peak(config, checkpoint
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=["bf16", "autocast"])
 @pytest.mark.parametrize("chunk", [64, 128], ids=["two chunks", "one chunk"])
 def test_the_head_in_bf16_on_a_cpu_is_within_a_fifth_of_the_profilers_peak(
-    chunk, weight_dtype, profiled_peak, monkeypatch
+    chunk, weight_dtype, profiled_peak, product_scratch, monkeypatch
 ):
     tokens, hidden, vocabulary = 128, 64, 8000
     tile_mib = chunk * vocabulary * 2 / 2**20
@@ -212,7 +212,9 @@ def test_the_head_in_bf16_on_a_cpu_is_within_a_fifth_of_the_profilers_peak(
     planned = head_bytes(
         tokens, hidden, vocabulary, top_k=4, device="cpu", weight_dtype=weight_dtype, tile_mib=tile_mib
     )
-    assert planned == pytest.approx(profiled_peak(run), rel=0.2)
+    # In the forward of the first chunk, when the gradients exist already, the product of the logits is computed.
+    scratch = product_scratch(h.detach()[:chunk], w.detach().bfloat16().t())
+    assert planned == pytest.approx(profiled_peak(run) - scratch, rel=0.2)
 
 
 def test_a_smaller_tile_needs_less_memory_in_the_estimate():

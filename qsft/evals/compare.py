@@ -1,10 +1,10 @@
-"""Compare evaluations: paired differences by problem, with intervals, from the first run.
+"""Compare evaluations: differences from the first run, paired by problem, with intervals.
 
 Pairing removes the problems' difficulty, which is most of the variance: the intervals of two runs may overlap while the
 interval of their difference excludes 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from qsft.evals.findings import (
     with_interval,
     write_findings,
 )
-from qsft.evals.published import Method, read_published
+from qsft.evals.published import Method, Published, read_published
 from qsft.evals.report import Report, summarize
 from qsft.evals.responses_page import responses_part
 from qsft.evals.results import Result, pooled_lengths
@@ -53,20 +53,19 @@ class Comparison:
     def _accuracy_table(self) -> Table:
         columns = self._columns()
         published = self.summary["paper"]
-        own_rows = self.summary["paper_rows"]
+        row_of_run = self.summary["paper_rows"]
         rows = []
         for name, cells in self.summary["accuracy"].items():
             rows.append([name, *(with_interval(cells[column]) for column in columns)])
             lenient = self.summary["lenient"].get(name)
             if lenient:
                 rows.append([f"{name}, lenient", *(with_interval(lenient[column]) for column in columns)])
-            if name in own_rows:
-                rows.append(
-                    _published_row(f"{name}, published as {own_rows[name]}", published[own_rows[name]], columns)
-                )
+            if name in row_of_run:
+                row = row_of_run[name]
+                rows.append(_published_cells(f"{name}, published as {row}", published[row], columns))
         for row, cells in published.items():
-            if row not in own_rows.values():
-                rows.append(_published_row(f"{row} (published)", cells, columns))
+            if row not in row_of_run.values():
+                rows.append(_published_cells(f"{row} (published)", cells, columns))
         return Table("Accuracy, % [95 % interval]", ["", *columns], rows)
 
     def _difference_table(self) -> Table:
@@ -93,7 +92,7 @@ class Comparison:
         notes += self.summary["paper_notes"]
         for task, count in self.summary["left_out"].items():
             if count:
-                notes.append(f"{task}: {count} problems that not every run has are left out.")
+                notes.append(f"{task}: {count} problems are left out, because some run lacks them.")
         return notes
 
     def figures(self) -> list[CaptionedFigure]:
@@ -117,24 +116,19 @@ class Comparison:
 
     def write(self, directory: str | Path) -> Path:
         """Write comparison.json, comparison.md and comparison.html; return the page's path."""
-        stem = Path(directory) / "comparison"
-        part = responses_part(self.results)
         return write_findings(
-            stem,
-            stem.with_suffix(".html"),
+            Path(directory) / "comparison.json",
+            Path(directory) / "comparison.html",
             title=f"Comparison with {self.summary['baseline']}",
             summary=self.summary,
             tables=self.tables(),
             notes=self.notes(),
             figures=self.figures(),
-            appendix=part.html,
-            data=part.data,
-            style=part.style,
-            script=part.script,
+            responses=responses_part(self.results),
         )
 
 
-def _published_row(label: str, cells: Mapping[str, float], columns: Sequence[str]) -> list[str]:
+def _published_cells(label: str, cells: Mapping[str, float], columns: Sequence[str]) -> list[str]:
     return [label, *(percent(cells.get(column), 2) for column in columns)]
 
 
@@ -169,12 +163,11 @@ def compare(
     baseline, *others = reports
     difference = {name: {task: strict[name][task] - strict[baseline][task] for task in tasks} for name in others}
     most_problems = {task: max(len(one.results[task].per_problem()) for one in reports.values()) for task in tasks}
-    paper_cells = published.shares(tasks) if published else {}
-    paper_rows = {}
-    for name, method in (trained_with or {}).items():
-        row = published.row_of(method.target, method.hparams) if published else None
-        if row in paper_cells:
-            paper_rows[name] = row
+    paper_cells: dict[str, dict[str, float]] = {}
+    paper_rows: dict[str, str] = {}
+    if published is not None:
+        paper_cells = published.shares(tasks)
+        paper_rows = _rows_of_runs(published, trained_with or {}, paper_cells)
     summary = {
         "baseline": baseline,
         "problems": {task: len(problems) for task, problems in shared.items()},
@@ -190,6 +183,12 @@ def compare(
     }
     results = {name: {task: report.results[task] for task in tasks} for name, report in reports.items()}
     return Comparison(summary, results)
+
+
+def _rows_of_runs(published: Published, trained_with: Mapping[str, Method], shown: Iterable[str]) -> dict[str, str]:
+    """The published row of each run whose method has one among the rows that are shown."""
+    rows = {name: published.row_of(method.target, method.hparams) for name, method in trained_with.items()}
+    return {name: row for name, row in rows.items() if row is not None and row in shown}
 
 
 def run_names(runs: Sequence[str | Path]) -> list[str]:

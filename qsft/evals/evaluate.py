@@ -1,7 +1,7 @@
 """evaluate(): sample what is missing, grade, report. A killed evaluation continues; rescore() needs no model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,8 +75,8 @@ def evaluate(
         raise ValueError(f"{group.count} processes share their generations through files: set output_dir.")
     if any(task.grader is None for task in found):
         check_math_verify()  # before anything is generated
-    with TemporaryDirectory() if output_dir is None else nullcontext(output_dir) as directory, Judges() as judges:
-        subject = InferenceModel(
+    with _directory_of_results(output_dir) as directory, Judges() as judges:
+        inference_model = InferenceModel(
             model,
             tokenizer,
             backend,
@@ -89,18 +89,19 @@ def evaluate(
         )
         runs = []
         for task in found:
-            chosen = find_protocol(protocol, changes, multiple_choice=task.multiple_choice)
-            run = TaskRun(task, load_problems(task, data_dir, limit), chosen)
-            runs.append(run)
-            if subject.backend == "vllm":
-                subject.limit_context(encode_prompts(run, subject).values(), chosen.max_new_tokens)
+            task_protocol = find_protocol(protocol, changes, multiple_choice=task.multiple_choice)
+            runs.append(TaskRun(task, load_problems(task, data_dir, limit), task_protocol))
+        if inference_model.backend == "vllm":
+            for run in runs:
+                prompts = encode_prompts(run, inference_model)
+                inference_model.limit_context(prompts.values(), run.protocol.max_new_tokens)
         files = EvalDirectory(directory, group)
         if group.rank == 0:
             # Digesting the weights takes time, and nobody can continue what is not kept.
-            identity = subject.identity() if output_dir is not None else {}
-            start_tasks(files, runs, subject, identity, data_dir, overwrite)
+            identity = inference_model.identity() if output_dir is not None else {}
+            start_tasks(files, runs, inference_model, identity, data_dir, overwrite)
         group.wait()
-        grading = [sample_task(run, subject, files, judges, silent) for run in runs]
+        grading = [sample_task(run, inference_model, files, judges, silent) for run in runs]
         for one in grading:
             grades = dict(group.gather(one.grades()))
             if group.rank == 0:
@@ -111,6 +112,13 @@ def evaluate(
             report.write(files.path)
         group.wait()
         return report
+
+
+def _directory_of_results(output_dir: str | Path | None) -> AbstractContextManager[str | Path]:
+    """Where an evaluation is written: output_dir, or a temporary directory without one."""
+    if output_dir is None:
+        return TemporaryDirectory()
+    return nullcontext(output_dir)
 
 
 def rescore(
@@ -174,7 +182,7 @@ def _recorded_tasks(
 def start_tasks(
     files: EvalDirectory,
     runs: Sequence[TaskRun],
-    subject: InferenceModel,
+    inference_model: InferenceModel,
     identity: Mapping[str, Any],
     data_dir: str | Path | None,
     overwrite: bool,
@@ -191,7 +199,7 @@ def start_tasks(
     for run in runs:
         settings.pop(run.name, None)  # the tasks evaluated last stand last
         settings[run.name] = TaskSettings(
-            model=describe_model(subject),
+            model=describe_model(inference_model),
             made_by={**identity, **run.sampling_settings()},
             protocol=run.protocol.record(),
             task=run.task.facts(),
@@ -218,7 +226,9 @@ def check_unchanged(run: TaskRun, identity: Mapping[str, Any], recorded: TaskSet
         raise ValueError(f"{what} made with other settings: {'; '.join(changed)}. {START_AGAIN}")
 
 
-def sample_task(run: TaskRun, subject: InferenceModel, files: EvalDirectory, judges: Judges, silent: bool) -> Grading:
+def sample_task(
+    run: TaskRun, inference_model: InferenceModel, files: EvalDirectory, judges: Judges, silent: bool
+) -> Grading:
     """Sample this process's share of what is missing, and grade its share while the samples are drawn."""
     grading = Grading(run, judges)
     digests = run.sample_digests(files.settings()[run.name].made_by)
@@ -228,13 +238,13 @@ def sample_task(run: TaskRun, subject: InferenceModel, files: EvalDirectory, jud
         grading.submit(files.check_generation(record, run, digests))
 
     def sample(missing: Sequence[Key]) -> Iterator[Record]:
-        prompts = encode_prompts(run, subject)
+        prompts = encode_prompts(run, inference_model)
         requests = [Request(problem, number, prompts[problem]) for problem, number in missing]
         tokens = 0
         existing = len(share) - len(missing)
         show = not silent and files.group.rank == 0
         with Progress(run.name, len(share), "samples", done=existing, show=show) as progress:
-            for generation in subject.sampler(run.protocol).sample(requests):
+            for generation in inference_model.sampler(run.protocol).sample(requests):
                 yield {**generation.record(), "settings": digests[generation.problem]}
                 tokens += generation.tokens
                 rate = progress.per_second(tokens)
@@ -252,18 +262,18 @@ def write_grades(files: EvalDirectory, run: TaskRun, grades: Mapping[Key, Grade]
     files.write_grades(run.name, {key: grades[key] for key in run.keys})
 
 
-def encode_prompts(run: TaskRun, subject: InferenceModel) -> dict[str, tuple[int, ...]]:
+def encode_prompts(run: TaskRun, inference_model: InferenceModel) -> dict[str, tuple[int, ...]]:
     """The token ids of each problem's prompt."""
-    tokenizer = subject.load_tokenizer()
+    tokenizer = inference_model.load_tokenizer()
     return {problem: tuple(encode(tokenizer, prompt)) for problem, prompt in run.prompts.items()}
 
 
-def describe_model(subject: InferenceModel) -> dict[str, Any]:
+def describe_model(inference_model: InferenceModel) -> dict[str, Any]:
     """What a report says about the model."""
     return {
-        "model": subject.name,
-        "context": subject.context_length,
-        "backend": subject.backend,
-        "dtype": subject.dtype,
-        "reproducible": subject.samples_are_reproducible,
+        "model": inference_model.name,
+        "context": inference_model.context_length,
+        "backend": inference_model.backend,
+        "dtype": inference_model.dtype,
+        "reproducible": inference_model.samples_are_reproducible,
     }

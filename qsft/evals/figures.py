@@ -49,12 +49,13 @@ def length_histogram(results: Sequence[Result]) -> Any:
     for result, color in zip(results, cycle(page.COLORS)):
         tokens = np.array([generation.tokens for generation in result.generations])
         correct = np.array([grade.correct for grade in result.grades])
-        for name, selected, dash in (("correct", correct, "solid"), ("wrong", ~correct, "dot")):
+        for kind, selected, dash in (("correct", correct, "solid"), ("wrong", ~correct, "dot")):
             if selected.any():
-                share = 100 * np.histogram(tokens[selected], edges)[0] / selected.sum()
+                counts, _ = np.histogram(tokens[selected], edges)
+                percent = 100 * counts / selected.sum()
                 line = {"shape": "hvh", "dash": dash, "color": color}
-                name = f"{result.task}, {name}"
-                traces.append({"x": middles, "y": share.round(3).tolist(), "name": name, "line": line})
+                name = f"{result.task}, {kind}"
+                traces.append({"x": middles, "y": percent.round(3).tolist(), "name": name, "line": line})
     return plot(traces, "tokens", "% of responses")
 
 

@@ -1,10 +1,11 @@
-"""Write findings for people: a JSON file, the same as Markdown, and a page."""
+"""Write what was measured as a JSON file, as Markdown and as a page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qsft import page
+from qsft.evals.responses_page import ResponsesPart
 from qsft.files import write_json, write_text
 
 
@@ -24,7 +25,7 @@ class CaptionedFigure(NamedTuple):
 
 
 def write_findings(
-    stem: Path,
+    json_file: Path,
     page_file: Path,
     *,
     title: str,
@@ -32,22 +33,23 @@ def write_findings(
     tables: Sequence[Table],
     notes: Sequence[str],
     figures: Sequence[CaptionedFigure],
-    appendix: str = "",
-    **page_options: Any,
+    responses: ResponsesPart | None = None,
 ) -> Path:
-    """Write STEM.json, STEM.md and the page; return the page's path.
+    """Write the JSON file, a Markdown file beside it, and the page; return the page's path.
 
     Args:
         summary: the content of the JSON file.
-        appendix: HTML after the figures.
-        page_options: further arguments of `qsft.page.page`: data, style, script.
+        responses: the part of the page that shows single responses.
     """
-    write_json(stem.with_suffix(".json"), summary)
-    write_text(stem.with_suffix(".md"), to_markdown(tables, notes))
+    write_json(json_file, summary)
+    write_text(json_file.with_suffix(".md"), to_markdown(tables, notes))
     body = "".join(page.table(table.columns, table.rows, table.title) for table in tables)
     body += paragraphs(notes)
     body += "".join(page.figure(one.figure, one.caption) for one in figures)
-    return page.write_page(page_file, page.page(title, body + appendix, **page_options))
+    if responses is None:
+        return page.write_page(page_file, page.page(title, body))
+    text = page.page(title, body + responses.html, data=responses.data, style=responses.style, script=responses.script)
+    return page.write_page(page_file, text)
 
 
 def to_markdown(tables: Sequence[Table], notes: Sequence[str]) -> str:

@@ -68,11 +68,13 @@ def _distinct(placed: Sequence[tuple[str, Problem]], task: Task) -> list[Problem
 
 def to_problem(row: Row, task: Task) -> Problem:
     """The problem in a row; ValueError names a missing, empty or wrong field."""
-    question = str(_value(row, task.question, task)).strip()
+    _, question = _read_field(row, task.question, task)
+    question = str(question).strip()
     gold = _gold(row, task)
     options = None
     if task.multiple_choice:
-        options = _options(_value(row, ("options",), task), row.place)
+        _, listed = _read_field(row, ("options",), task)
+        options = _options(listed, row.place)
         gold = _letter(gold, options, row.place)
     # The gold answer is not part of the digest, so that a corrected one keeps the generations.
     content = json.dumps([question, sorted(options.items()) if options else None], ensure_ascii=False)
@@ -137,32 +139,31 @@ def _rows_of_hub(task: Task) -> Iterator[Row]:
         yield Row(f"{task.hub} row {number}", fields)
 
 
-def _value(row: Row, names: tuple[str, ...], task: Task) -> Any:
-    """The value of the first of these fields that the row has."""
+def _read_field(row: Row, names: tuple[str, ...], task: Task) -> tuple[str, Any]:
+    """The first of these fields that the row has: its name and its value."""
     for name in names:
         value = row.fields.get(name)
         if value is None:
             continue
         if isinstance(value, str) and not value.strip():
             raise ValueError(f"{row.place}: field {name!r} is empty. Fill it in, or delete the row.")
-        return value
+        return name, value
     missing = " or ".join(map(repr, names))
     found = ", ".join(row.fields) or "none"
     raise ValueError(
         f"{row.place}: field {missing} is missing. {task.name!r} needs {task.fields}; this row has {found}. Rename its "
-        "fields, or write others."
+        "fields, or add the missing one."
     )
 
 
 def _gold(row: Row, task: Task) -> Any:
     """The gold answer: a value, a list of several answers, or the last box of a field `solution`."""
-    gold = _value(row, task.gold, task)
+    field, gold = _read_field(row, task.gold, task)
     if isinstance(gold, list):
         if not gold or any(not str(one).strip() for one in gold):
             raise ValueError(f"{row.place}: the list of gold answers is empty or has an empty entry. Correct the row.")
         return str(gold[0]) if len(gold) == 1 else [str(one) for one in gold]
-    is_solution = gold is row.fields.get("solution")
-    if not is_solution:
+    if field != "solution":
         return gold
     boxed = last_boxed(str(gold))
     if not boxed:

@@ -52,7 +52,7 @@ DEFAULT_MULTIPLE_CHOICE = "li-medical"
 
 
 def find_protocol(
-    protocol: "str | Protocol | None", changes: Mapping[str, Any] | None = None, *, multiple_choice: bool = False
+    protocol: str | Protocol | None, changes: Mapping[str, Any] | None = None, *, multiple_choice: bool = False
 ) -> Protocol:
     """The protocol of that name with single settings changed.
 

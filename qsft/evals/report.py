@@ -70,7 +70,6 @@ class Report:
     def write(self, directory: Path) -> Path:
         """Write summary.json, summary.md and report.html; return the page's path."""
         title = f"Evaluation of {shown(self.summary['settings']['model'])}"
-        part = responses_part({title: self.results})
         return write_findings(
             directory / SUMMARY,
             directory / PAGE,
@@ -79,10 +78,7 @@ class Report:
             tables=[self.table()],
             notes=self.notes(),
             figures=self.figures(),
-            appendix=part.html,
-            data=part.data,
-            style=part.style,
-            script=part.script,
+            responses=responses_part({title: self.results}),
         )
 
 

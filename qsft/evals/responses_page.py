@@ -42,7 +42,7 @@ class ResponsesPart(NamedTuple):
 class _Response(NamedTuple):
     """One response: the facts that reader.js shows (see `_facts`) and its text."""
 
-    facts: list[Any]
+    facts: dict[str, Any]
     text: str
 
 
@@ -103,10 +103,16 @@ def _by_problem(result: Result) -> dict[str, list[_Response]]:
     return found
 
 
-def _facts(generation: Generation, grade: Grade) -> list[Any]:
-    """Tokens, truncated, correct, lenient, answer, note: in the order that reader.js expects."""
+def _facts(generation: Generation, grade: Grade) -> dict[str, Any]:
+    """What reader.js shows beside a response."""
     note = "grading timed out" if grade.timed_out else grade.failure
     if grade.choices:
         note = ", ".join(f"{reading} {letter or '–'}" for reading, letter in grade.choices.items())
-    lenient = grade.lenient or grade.correct
-    return [generation.tokens, generation.finish == "length", grade.correct, lenient, grade.answer, note]
+    return {
+        "tokens": generation.tokens,
+        "cut_off": generation.finish == "length",
+        "correct": grade.correct,
+        "lenient": grade.lenient or grade.correct,
+        "answer": grade.answer,
+        "note": note,
+    }

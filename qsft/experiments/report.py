@@ -164,7 +164,7 @@ class RunsReport:
         """Write report.json, report.md, report.tex and report.html; return the page's path."""
         write_text(directory / "report.tex", self.to_latex())
         return write_findings(
-            directory / "report",
+            directory / "report.json",
             directory / "report.html",
             title="Settings and methods",
             summary=self.summary,

@@ -1,4 +1,4 @@
-"""A small world for the evaluation room: sums of two digits, a tokenizer for them and a model that learned some."""
+"""Sums of two digits as an evaluation task, and a model that learned some of them."""
 
 import json
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ SUMS = [(a, b) for a in range(10) for b in range(10)]
 
 @pytest.fixture(scope="session")
 def sum_directory(learned):
-    """A model that knows a good part of the sums, and answers `so so \\boxed{7}` with as many `so` as it likes."""
+    """A model that knows a good part of the sums, and answers `so so \\boxed{7}` with some number of `so`."""
     return learned
 
 

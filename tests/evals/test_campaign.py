@@ -1,4 +1,4 @@
-"""Evaluations killed at random moments and damaged in random places: the same result, or an error that says where."""
+"""Evaluations killed at random moments and damaged in random places: the same result, or an error naming the file."""
 
 import json
 import random

@@ -61,7 +61,7 @@ def test_the_command_evaluates_a_trained_model(command, sum_directory, sum_file,
     assert 1e6 < (tmp_path / "report.html").stat().st_size < 6e6
 
 
-def test_the_accuracy_is_what_the_texts_say(whole_run, sum_file):
+def test_the_accuracy_is_that_of_the_texts(whole_run, sum_file):
     directory, report = whole_run
     golds = [json.loads(line)["answer"] for line in sum_file.read_text(encoding="utf-8").splitlines()]
     texts = [json.loads(line)["text"] for line in generations(directory).splitlines()]
@@ -70,7 +70,7 @@ def test_the_accuracy_is_what_the_texts_say(whole_run, sum_file):
     assert report.results["sums"].scores.shape == (40, 4)
 
 
-def test_what_training_brought_is_beyond_chance(whole_run, sum_file, sum_tokenizer, tmp_path):
+def test_the_gain_by_training_is_significant(whole_run, sum_file, sum_tokenizer, tmp_path):
     untrained = tiny.make_model(architecture="llama", **SHAPE)
     how = {"prompt": "plain", "num_samples": 4, "max_new_tokens": 8, "tokenizer": sum_tokenizer, "silent": True}
     assert evaluate(untrained, str(sum_file), output_dir=tmp_path / "untrained", **how).accuracy("sums") < 0.05
@@ -130,7 +130,7 @@ def test_changed_settings_raise_and_overwrite_moves_the_old_ones_aside(
     words = ("eval", sum_directory, "--tasks", sum_file, *FREE, "--limit", "3", "--output_dir", tmp_path)
     assert command(*words) == 0
     before = generations(tmp_path)
-    monkeypatch.chdir(tmp_path.parent)  # what is said is said from where the user is
+    monkeypatch.chdir(tmp_path.parent)  # messages show paths relative to the current directory
     what = f"^{tmp_path.name} has generations of 'sums' made with other settings"
     with pytest.raises(ValueError, match=rf"{what}: seed was 0, is 1.*--overwrite"):
         command(*words, "--seed", 1)
@@ -164,7 +164,7 @@ def test_a_run_that_failed_to_start_does_not_bind_the_next(sum_directory, sum_fi
     assert command(*words) == 0
 
 
-def test_retrained_weights_are_refused(sum_model, sum_tokenizer, sum_file, tmp_path):
+def test_retrained_weights_raise(sum_model, sum_tokenizer, sum_file, tmp_path):
     import torch
 
     how = {"tokenizer": sum_tokenizer, "output_dir": tmp_path, "silent": True, "prompt": "plain", "max_new_tokens": 3}
@@ -286,7 +286,7 @@ def test_without_math_verify_nothing_is_generated(sum_directory, sum_file, tmp_p
 @pytest.mark.parametrize(
     "words", [("--num_samples", "0"), ("--limit", "3"), ("--protocol", "paper-math"), ("--stop", "x"), ("--overwrite",)]
 )
-def test_rescore_refuses_what_it_does_not_use(whole_run, command, words):
+def test_options_that_rescore_does_not_use_raise(whole_run, command, words):
     with pytest.raises(ValueError, match=f"--rescore grades all responses.*{words[0]} cannot be used"):
         command("eval", "no/model", "--rescore", "--output_dir", whole_run[0], *words)
 
@@ -308,13 +308,13 @@ def test_a_task_of_ones_own_with_prompt_and_grader_in_memory(sum_model, sum_toke
     assert report.summary["macro"]["acc"]["mean"] == pytest.approx((1 + report.accuracy("ours")) / 2)
 
 
-def test_what_the_grader_gave_up_on_is_said(sum_model, sum_tokenizer):
+def test_timeouts_and_errors_of_grading_are_reported(sum_model, sum_tokenizer):
     problems = [Problem(str(i), "1 + 2 =", "3") for i in range(3)]
     verdicts = {"0": Grade(False, timed_out=True), "1": Grade(False, failure="TypeError: why"), "2": Grade(True)}
     task = Task("t", problems=problems, prompt=lambda d: d.question, grader=lambda g, d: verdicts[d.id])
-    said = str(evaluate(sum_model, task, tokenizer=sum_tokenizer, num_samples=1, max_new_tokens=2, silent=True))
-    assert "t: 1 responses took too long to grade" in said
-    assert "t: grading raised errors on 1 responses, which count as wrong (TypeError; see grades/)" in said
+    text = str(evaluate(sum_model, task, tokenizer=sum_tokenizer, num_samples=1, max_new_tokens=2, silent=True))
+    assert "t: 1 responses took too long to grade" in text
+    assert "t: grading raised errors on 1 responses, which count as wrong (TypeError; see grades/)" in text
 
 
 def test_half_precision_says_that_batching_may_change_samples(sum_model, sum_tokenizer, sum_file):
@@ -359,7 +359,7 @@ def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_pa
         (("--batch_size", "0"), "batch_size must be at least 1"),
     ],
 )
-def test_bad_settings_are_refused(command, sum_directory, sum_file, tmp_path, words, message, monkeypatch):
+def test_bad_settings_raise(command, sum_directory, sum_file, tmp_path, words, message, monkeypatch):
     monkeypatch.setattr("qsft.inference.model.find_spec", lambda module: None)
     with pytest.raises(ValueError, match=message):
         command("eval", sum_directory, "--tasks", sum_file, "--output_dir", tmp_path, "--prompt", "plain", *words)

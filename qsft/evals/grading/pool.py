@@ -67,6 +67,8 @@ class Judges:
     """
 
     def __init__(self, num_processes: int | None = None, time_limit: float = TIME_LIMIT) -> None:
+        # What threads and finalizer hold must not refer to self: it would never be collected, and its processes would
+        # not be stopped.
         of_thread = threading.local()  # each thread has one process
         workers: list[_Worker] = []
 

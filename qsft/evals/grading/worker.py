@@ -35,14 +35,14 @@ def grade_case(case: dict[str, Any]) -> Grade:
 
     from qsft.evals.grading.math_answers import grade_answer, grade_math
 
-    seed(0)  # sympy asks its assumptions in random order, and in some orders it contradicts itself
+    seed(0)  # sympy evaluates assumptions in random order, and in some orders the results contradict each other
     return grade_answer(**case) if "answer" in case else grade_math(**case)
 
 
 def grade_in_time(case: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The grade as JSON; a case that takes too long or too much memory is wrong and timed out.
 
-    What a model writes makes sympy raise anything. Such a response is wrong too, and the grade names the error.
+    The text of a model can make sympy raise any exception. Such a response is wrong too, and the grade names the error.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:

@@ -1,25 +1,40 @@
+// The responses of an evaluation: choose a task and a filter, search, read ten problems at a time.
+// A problem is { id, task, number, at, question, gold, options, runs }; runs has for each method the facts of its
+// responses: { tokens, cut_off, correct, lenient, answer, note }.
 const { make, data } = qsft;
-const [TOKENS, CUT, CORRECT, LENIENT, ANSWER, NOTE] = [...Array(6).keys()];
-const PAGE = 10;
+const PROBLEMS_PER_PAGE = 10;
 const element = (id) => document.getElementById(id);
-const several = data.methods.length > 1;
-const share = (problem, method) => problem.runs[method].reduce((sum, one) => sum + one[CORRECT], 0) / problem.runs[method].length;
-const moved = (problem) => data.methods.slice(1).map((_, i) => share(problem, i + 1) - share(problem, 0));
+const isComparison = data.methods.length > 1;
+
+function shareCorrect(run) {
+  return run.filter((one) => one.correct).length / run.length;
+}
+
+// For each method but the first, how much larger its share of correct responses is.
+function differences(problem) {
+  const [first, ...others] = problem.runs.map(shareCorrect);
+  return others.map((share) => share - first);
+}
 
 // What a filter keeps: a test of one response, or of a problem over all methods.
-const RESPONSES = {
-  all: () => true, wrong: (one) => !one[CORRECT], right: (one) => one[CORRECT], none: (one) => one[ANSWER] === null,
-  cut: (one) => one[CUT], differ: (one) => one[CORRECT] !== one[LENIENT],
+const RESPONSE_FILTERS = {
+  all: () => true,
+  wrong: (one) => !one.correct,
+  right: (one) => one.correct,
+  none: (one) => one.answer === null,
+  cut: (one) => one.cut_off,
+  differ: (one) => one.correct !== one.lenient,
 };
-const PROBLEMS = {
-  changed: (problem) => moved(problem).some((by) => by !== 0), better: (problem) => moved(problem).some((by) => by > 0),
-  worse: (problem) => moved(problem).some((by) => by < 0),
+const PROBLEM_FILTERS = {
+  changed: (problem) => differences(problem).some((difference) => difference !== 0),
+  better: (problem) => differences(problem).some((difference) => difference > 0),
+  worse: (problem) => differences(problem).some((difference) => difference < 0),
 };
 const state = { page: 0, matches: [] };
 
-// Texts are packed in chunks of problems and unpacked when someone reads or searches them.
+// Texts are packed in chunks of problems and unpacked when they are read or searched.
 const unpacked = [];
-function texts(chunk) {
+function textsOfChunk(chunk) {
   unpacked[chunk] ??= (async () => {
     const bytes = Uint8Array.from(atob(element(`texts-${chunk}`).textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -27,79 +42,115 @@ function texts(chunk) {
   })();
   return unpacked[chunk];
 }
-const textsOf = async (problem) => (await texts(Math.floor(problem.at / data.chunk)))[problem.at % data.chunk];
 
-function kept(problem) {
+async function textsOf(problem) {
+  const texts = await textsOfChunk(Math.floor(problem.at / data.chunk));
+  return texts[problem.at % data.chunk];
+}
+
+// For each method the numbers of the responses that the filter keeps; null if it keeps none.
+function selectSamples(problem) {
   const filter = element("reader-filter").value;
-  if (filter in PROBLEMS) return PROBLEMS[filter](problem) ? problem.runs.map((run) => run.map((_, i) => i)) : null;
-  const found = problem.runs.map((run) => run.flatMap((one, i) => (RESPONSES[filter](one) ? [i] : [])));
-  return found.some((run) => run.length) ? found : null;
+  if (filter in PROBLEM_FILTERS) {
+    if (!PROBLEM_FILTERS[filter](problem)) return null;
+    return problem.runs.map((run) => [...run.keys()]);
+  }
+  const isKept = RESPONSE_FILTERS[filter];
+  const found = problem.runs.map((run) => [...run.keys()].filter((number) => isKept(run[number])));
+  return found.some((numbers) => numbers.length > 0) ? found : null;
 }
 
-async function says(problem, term) {
-  const facts = [problem.id, problem.question, problem.gold, ...problem.runs.flat().map((one) => one[ANSWER] ?? "")];
+async function contains(problem, term) {
+  const answers = problem.runs.flat().map((one) => one.answer ?? "");
+  const facts = [problem.id, problem.question, problem.gold, ...answers];
   if (facts.some((fact) => String(fact).toLowerCase().includes(term))) return true;
-  return (await textsOf(problem)).flat().some((text) => text.toLowerCase().includes(term));
+  const texts = await textsOf(problem);
+  return texts.flat().some((text) => text.toLowerCase().includes(term));
 }
 
-let asked = 0;
+let searches = 0;
 async function search() {
-  const turn = ++asked;
+  const number = ++searches;
   const task = element("reader-task").value;
   const term = element("reader-search").value.trim().toLowerCase();
   const matches = [];
   for (const problem of data.problems) {
     if (task !== "" && problem.task !== task) continue;
-    const samples = kept(problem);
-    if (!samples || (term && !(await says(problem, term)))) continue;
-    if (turn !== asked) return; // the reader typed on
+    const samples = selectSamples(problem);
+    if (samples === null) continue;
+    if (term !== "" && !(await contains(problem, term))) continue;
+    if (number !== searches) return; // a newer search has started
     matches.push([problem, samples]);
   }
   Object.assign(state, { page: 0, matches });
   await show();
 }
 
-function response(one, text, open) {
-  const parts = [one[CORRECT] ? "right" : "wrong", one[LENIENT] !== one[CORRECT] ? (one[LENIENT] ? "right by the lenient score" : "wrong by the lenient score") : "",
-    one[ANSWER] === null ? "no answer" : "answer ", `${one[TOKENS].toLocaleString("en")} tokens`, one[CUT] ? "cut off" : "", one[NOTE] ?? ""];
-  const line = parts.filter(Boolean).flatMap((part, i) => [i ? " · " : "", part === "answer " ? make("b", {}, one[ANSWER]) : part]);
-  const details = make("details", { class: `response ${one[CORRECT] ? "right" : ""}` }, make("summary", {}, ...line), make("pre", { tabindex: 0 }, text));
-  details.open = open;
+function summaryOf(one) {
+  const parts = [one.correct ? "right" : "wrong"];
+  if (one.lenient !== one.correct) parts.push(`${one.lenient ? "right" : "wrong"} by the lenient score`);
+  parts.push(one.answer === null ? "no answer" : make("b", {}, one.answer), `${one.tokens.toLocaleString("en")} tokens`);
+  if (one.cut_off) parts.push("cut off");
+  if (one.note) parts.push(one.note);
+  return make("summary", {}, ...parts.flatMap((part, index) => (index > 0 ? [" · ", part] : [part])));
+}
+
+function responseDetails(one, text, isOpen) {
+  const name = one.correct ? "response right" : "response";
+  const details = make("details", { class: name }, summaryOf(one), make("pre", { tabindex: 0 }, text));
+  details.open = isOpen;
   return details;
 }
 
-async function card([problem, samples]) {
-  const written = await textsOf(problem);
+async function problemCard([problem, samples]) {
+  const texts = await textsOf(problem);
+  const sides = problem.runs.map((run, method) => {
+    const name = isComparison ? `${data.methods[method]}: ` : "";
+    const percent = Math.round(1000 * shareCorrect(run)) / 10;
+    const responses = samples[method].map((i) => responseDetails(run[i], texts[method][i], run.length === 1));
+    return make("div", { class: "side" }, make("p", { class: "note" }, `${name}${percent} % of ${run.length} right`), ...responses);
+  });
+  const card = make("article", { class: "problem card" }, make("h3", {}, `${problem.task} · problem ${problem.number}`));
+  card.append(make("p", { class: "question" }, problem.question ?? problem.id));
   const options = Object.entries(problem.options ?? {}).map(([letter, text]) => make("li", {}, `${letter}. ${text}`));
-  const sides = problem.runs.map((run, method) => make("div", { class: "side" },
-    make("p", { class: "note" }, `${several ? data.methods[method] + ": " : ""}${Math.round(1000 * share(problem, method)) / 10} % of ${run.length} right`),
-    ...samples[method].map((i) => response(run[i], written[method][i], run.length === 1))));
-  return make("article", { class: "problem card" }, make("h3", {}, `${problem.task} · problem ${problem.number}`),
-    make("p", { class: "question" }, problem.question ?? problem.id), ...(options.length ? [make("ul", {}, ...options)] : []),
-    ...(problem.gold === null ? [] : [make("p", {}, "Gold answer: ", make("b", {}, String(problem.gold)))]), make("div", { class: "sides" }, ...sides));
+  if (options.length > 0) card.append(make("ul", {}, ...options));
+  if (problem.gold !== null) card.append(make("p", {}, "Gold answer: ", make("b", {}, String(problem.gold))));
+  card.append(make("div", { class: "sides" }, ...sides));
+  return card;
 }
 
 async function show() {
-  const pages = Math.max(1, Math.ceil(state.matches.length / PAGE));
-  const shown = state.matches.slice(state.page * PAGE, (state.page + 1) * PAGE);
-  element("reader-list").replaceChildren(...(await Promise.all(shown.map(card))));
-  const responses = state.matches.reduce((sum, [, samples]) => sum + samples.flat().length, 0);
-  element("reader-count").textContent = `${state.matches.length.toLocaleString("en")} problems, ${responses.toLocaleString("en")} responses · page ${state.page + 1} of ${pages}`;
+  const pages = Math.max(1, Math.ceil(state.matches.length / PROBLEMS_PER_PAGE));
+  const start = state.page * PROBLEMS_PER_PAGE;
+  const cards = await Promise.all(state.matches.slice(start, start + PROBLEMS_PER_PAGE).map(problemCard));
+  element("reader-list").replaceChildren(...cards);
+  const problems = state.matches.length.toLocaleString("en");
+  const responses = state.matches.reduce((sum, [, samples]) => sum + samples.flat().length, 0).toLocaleString("en");
+  element("reader-count").textContent = `${problems} problems, ${responses} responses · page ${state.page + 1} of ${pages}`;
   element("reader-back").disabled = state.page === 0;
   element("reader-next").disabled = state.page + 1 >= pages;
 }
 
-function turn(by) {
-  state.page += by;
+function turnPage(step) {
+  state.page += step;
   element("reader-bar").scrollIntoView();
   return show();
 }
-const choices = (pairs) => pairs.map(([value, text]) => make("option", { value }, text));
-element("reader-task").append(...choices([["", "all tasks"], ...[...new Set(data.problems.map((one) => one.task))].map((name) => [name, name])]));
-element("reader-filter").append(...choices([...(several ? [["changed", "changed"], ["better", "better than the first"], ["worse", "worse than the first"]] : []),
-  ["all", "all responses"], ["wrong", "wrong"], ["right", "right"], ["none", "no answer"], ["cut", "cut off"], ["differ", "strict ≠ lenient"]]));
+
+function addChoices(id, pairs) {
+  element(id).append(...pairs.map(([value, text]) => make("option", { value }, text)));
+}
+
+const tasks = [...new Set(data.problems.map((problem) => problem.task))];
+addChoices("reader-task", [["", "all tasks"], ...tasks.map((name) => [name, name])]);
+if (isComparison)
+  addChoices("reader-filter", [["changed", "changed"], ["better", "better than the first"], ["worse", "worse than the first"]]);
+addChoices("reader-filter", [
+  ["all", "all responses"], ["wrong", "wrong"], ["right", "right"], ["none", "no answer"], ["cut", "cut off"],
+  ["differ", "strict ≠ lenient"],
+]);
 for (const id of ["reader-task", "reader-filter"]) element(id).addEventListener("change", search);
 element("reader-search").addEventListener("input", search);
-element("reader-back").addEventListener("click", () => turn(-1));
-element("reader-next").addEventListener("click", () => turn(1));
+element("reader-back").addEventListener("click", () => turnPage(-1));
+element("reader-next").addEventListener("click", () => turnPage(1));
 await search();

@@ -1,1 +1,1 @@
-"""Ratios, measured in one run: the machine is noisy, so nothing here is compared with a number from another day."""
+"""Ratios measured in one run: on a shared machine, times of different runs cannot be compared."""

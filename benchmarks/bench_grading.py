@@ -2,7 +2,7 @@
 
 The mix is what benchmarks ask for, mostly integers and fractions, then surds, sets, intervals, matrices and words; of
 each problem eight samples, about half of them right and several alike, as models answer. math-verify parses each gold
-once. Both are warm; every pair is graded once per pass and nothing is remembered between passes.
+once. A pass before the first measured one warms up; caches are cleared before every pass.
 """
 
 import argparse
@@ -48,7 +48,10 @@ RESPONSE = (
 
 def pairs() -> list[tuple[str, str]]:
     """Response and gold of every sample."""
-    return [(RESPONSE.format(i=i, answer=answer), gold) for i, (gold, given) in enumerate(MIX) for answer in given]
+    found = []
+    for i, (gold, answers) in enumerate(MIX):
+        found += [(RESPONSE.format(i=i, answer=answer), gold) for answer in answers]
+    return found
 
 
 def with_math_verify() -> list[bool]:
@@ -65,23 +68,26 @@ def with_math_verify() -> list[bool]:
 
 def with_qsft() -> list[bool]:
     """As `Judges` does it with one process, without the pipe: equal pairs of gold and boxed answer once."""
-    from qsft.evals.grading import math_answers
     from qsft.evals.grading.boxes import last_boxed
+    from qsft.evals.grading.expressions import parse
+    from qsft.evals.grading.math_answers import same_answer
+    from qsft.evals.grading.notation import plain_text
     from qsft.evals.grading.worker import grade_in_time
 
-    for cached in (math_answers.same_answer, math_answers.plain, math_answers._parse):
+    for cached in (same_answer, plain_text, parse):
         cached.cache_clear()
-    known: dict[tuple[str, str], bool] = {}
+    grades: dict[tuple[str, str], bool] = {}
     found = []
     for text, gold in pairs():
-        key = gold, last_boxed(text) or ""
-        if key not in known:
-            known[key] = grade_in_time({"answer": key[1], "gold": gold}, 5.0)["correct"]
-        found.append(known[key])
+        answer = last_boxed(text) or ""
+        if (gold, answer) not in grades:
+            grades[gold, answer] = grade_in_time({"answer": answer, "gold": gold}, 5.0)["correct"]
+        found.append(grades[gold, answer])
     return found
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
+    """The median CPU time of a call."""
     call()
     times = []
     for _ in range(repeats):
@@ -94,15 +100,15 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", default="benchmarks/results/grading.json")
+    parser.add_argument("--output_file", default="benchmarks/results/grading.json")
     args = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)  # math-verify warns about every answer it cannot parse
+    logging.disable(logging.WARNING)  # math-verify warns about every answer that it cannot parse
     expected = len(pairs())
     rows = {}
     for name, call in (("math-verify alone", with_math_verify), ("qsft", with_qsft)):
         rows[name] = {"answers per CPU second": expected / seconds(call, args.repeats), "right": sum(call())}
     print_table(f"{expected} answers to {len(MIX)} problems, one process", rows)
-    write_json(args.out, {"answers": expected, "rates": rows})
+    write_json(args.output_file, {"answers": expected, "rates": rows})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The head alone: ours against bare matmuls, TRL's fused head and full logits; forward and backward, all labeled.
 
 Times are interleaved (one round of all methods after the other) and given as ratios of medians; the extra memory is the
-high-water mark of a fresh process (on a GPU: of its allocator) minus what it held before the call. With a GPU it runs
+high-water mark of a fresh process (on a GPU: of its allocator) minus its memory before the call. With a GPU it runs
 there, in bf16 and at the shapes of real models, with Liger's head too if `liger-kernel` is installed.
 """
 
@@ -57,6 +57,8 @@ ALL_SHAPES = SHAPES | GPU_SHAPES
 
 
 class Inputs:
+    """Random hidden states, weight, labels and teacher of a shape."""
+
     def __init__(self, shape: Shape) -> None:
         g = torch.Generator().manual_seed(0)
         dtype = getattr(torch, shape.dtype)
@@ -70,10 +72,11 @@ class Inputs:
 
 
 def bare_matmuls(x: Inputs) -> None:
-    """The three products nobody can avoid, in the chunks that our head uses."""
+    """The three matrix products that every head needs, in the chunks that our head uses."""
     chunk = tokens_per_chunk(len(x.labels), len(x.weight), torch.float32, x.weight.shape[-1])
     with torch.no_grad():
-        grad_weight, grad_hidden = torch.empty_like(x.weight), torch.empty_like(x.hidden)
+        grad_weight = torch.empty_like(x.weight)
+        grad_hidden = torch.empty_like(x.hidden)
         tile = x.weight.new_empty(chunk, len(x.weight))
         for start in range(0, len(x.labels), chunk):
             h = x.hidden[start : start + chunk]
@@ -83,7 +86,7 @@ def bare_matmuls(x: Inputs) -> None:
 
 
 def trl_head(x: Inputs) -> None:
-    """TRL's fused head with the outputs that its SFTTrainer asks for."""
+    """TRL's fused head with the outputs that its SFTTrainer requests."""
     from trl.trainer import utils
 
     log_probs, *_ = utils._ChunkedLogProbFunction.apply(
@@ -150,7 +153,7 @@ def measure(key: str, repeats: int) -> dict[str, object]:
     x = Inputs(ALL_SHAPES[key])
     times: dict[str, list[float]] = {method: [] for method in METHODS}
     for round_ in range(repeats + 1):  # the first round warms up
-        for method in random.sample(list(METHODS), len(METHODS)):  # what ran before leaves its mark on the memory
+        for method in random.sample(list(METHODS), len(METHODS)):  # the method before may affect caches and allocator
             elapsed = seconds(method, x)
             if round_:
                 times[method].append(elapsed)
@@ -190,8 +193,10 @@ def kernel_resources() -> dict[str, dict[str, Any]]:
 
 
 def _resources(kernel: Any) -> dict[str, Any]:
-    """What `cuobjdump -res-usage`, which comes with triton, says of a compiled kernel; not of the shared memory that is
-    asked for at the launch."""
+    """Registers, spills and shared memory of a compiled kernel, by the `cuobjdump` that comes with triton.
+
+    Shared memory that is requested at the launch is not included.
+    """
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -208,7 +213,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", default=list(GPU_SHAPES if GPU else SHAPES), choices=list(ALL_SHAPES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", metavar="METHOD", help="print the peak extra memory of one call, in MB")
-    parser.add_argument("--json", default="benchmarks/results/head.json")
+    parser.add_argument("--output_file", default="benchmarks/results/head.json")
     args = parser.parse_args(argv)
     if args.memory:
         x = Inputs(ALL_SHAPES[args.shapes[0]])
@@ -221,7 +226,7 @@ def main(argv: list[str] | None = None) -> None:
     if find_spec("triton"):
         results["kernels"] = kernel_resources()
         print_table("the two kernels, compiled", results["kernels"])
-    write_json(args.json, results)
+    write_json(args.output_file, results)
 
 
 if __name__ == "__main__":

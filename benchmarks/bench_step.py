@@ -26,12 +26,14 @@ from benchmarks.measure import DEVICE, GPU, device_name, print_table, status_byt
 from qsft import TargetSFTConfig, TargetSFTTrainer
 
 VOCABULARY = 151_936
-ROWS, TOKENS, BATCH = (16, 2048, 4) if GPU else (16, 96, 4)
+ROWS = 16
+BATCH = 4
+TOKENS = 2048 if GPU else 96  # per row
 SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 4}
 QWEN_0P5B = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
 LIGER = "TRL nll with Liger"
-LABELLED = {"every token": 0, "completions, half of the tokens": TOKENS // 2}
-METHODS = ("TRL nll", "qsft sft", "qsft target", *([LIGER] if GPU and find_spec("liger_kernel") else []))
+LABELED = {"every token": 0, "completions, half of the tokens": TOKENS // 2}
+METHODS = ("TRL nll", "qsft sft", "qsft target_sft", *([LIGER] if GPU and find_spec("liger_kernel") else []))
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -56,9 +58,9 @@ def rows(prompt: int) -> Dataset:
     return Dataset.from_dict({"input_ids": ids, "labels": [[-100] * prompt + row[prompt:] for row in ids]})
 
 
-def make_trainer(method: str, prompt: int, where: Path) -> SFTTrainer:
+def make_trainer(method: str, prompt: int, folder: Path) -> SFTTrainer:
     settings = {
-        "output_dir": str(where / "run"), "use_cpu": not GPU, "bf16": GPU, "report_to": [], "max_steps": 3,
+        "output_dir": str(folder / "run"), "use_cpu": not GPU, "bf16": GPU, "report_to": [], "max_steps": 3,
         "per_device_train_batch_size": BATCH, "save_strategy": "no", "disable_tqdm": True,
         "dataloader_pin_memory": False,
     }  # fmt: skip
@@ -67,7 +69,7 @@ def make_trainer(method: str, prompt: int, where: Path) -> SFTTrainer:
         return SFTTrainer(model(), SFTConfig(use_liger_kernel=method == LIGER, **settings), **data)
     if method == "qsft sft":
         return TargetSFTTrainer(model(), TargetSFTConfig(target="sft", **settings), **data)
-    cache = str(where / f"cache-{prompt}")
+    cache = str(folder / f"cache-{prompt}")
     teacher = None if Path(cache, "manifest.json").is_file() else model(seed=1)
     return TargetSFTTrainer(model(), TargetSFTConfig(teacher_cache=cache, **settings), teacher=teacher, **data)
 
@@ -103,14 +105,16 @@ def seconds(call: Callable[[], object]) -> float:
 def collator_seconds(trainer: TargetSFTTrainer, repeats: int = 20) -> float:
     """What the collator adds to the one it wraps, per batch."""
     features = list(trainer.train_dataset)[:BATCH]
-    ours, base = trainer.data_collator, trainer.base_collator
-    pairs = [(seconds(lambda: ours(features)), seconds(lambda: base(features))) for _ in range(repeats)]
-    return statistics.median(a for a, _ in pairs) - statistics.median(b for _, b in pairs)
+    times: dict[str, list[float]] = {"with teacher": [], "base": []}
+    for _ in range(repeats):
+        times["with teacher"].append(seconds(lambda: trainer.data_collator(features)))
+        times["base"].append(seconds(lambda: trainer.base_collator(features)))
+    return statistics.median(times["with teacher"]) - statistics.median(times["base"])
 
 
-def peak_megabytes(method: str, prompt: int, where: Path) -> float:
+def peak_megabytes(method: str, prompt: int, folder: Path) -> float:
     command = [sys.executable, "-m", "benchmarks.bench_step", "--memory", method]
-    command += ["--prompt", str(prompt), "--where", str(where)]
+    command += ["--prompt", str(prompt), "--folder", str(folder)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return float(json.loads(output.splitlines()[-1]))
 
@@ -126,8 +130,8 @@ def peak_bytes(trainer: SFTTrainer) -> int:
     return status_bytes("VmHWM")
 
 
-def measure(prompt: int, repeats: int, where: Path) -> dict[str, dict[str, float]]:
-    trainers = {method: make_trainer(method, prompt, where) for method in METHODS}
+def measure(prompt: int, repeats: int, folder: Path) -> dict[str, dict[str, float]]:
+    trainers = {method: make_trainer(method, prompt, folder) for method in METHODS}
     steps = {method: stepper(trainer) for method, trainer in trainers.items()}
     times: dict[str, list[float]] = {method: [] for method in METHODS}
     for round_ in range(repeats + 1):  # the first round warms up
@@ -136,16 +140,16 @@ def measure(prompt: int, repeats: int, where: Path) -> dict[str, dict[str, float
             if round_:
                 times[method].append(elapsed)
     median = {method: statistics.median(values) for method, values in times.items()}
-    collator = collator_seconds(trainers["qsft target"])
+    collator = collator_seconds(trainers["qsft target_sft"])
     del trainers, steps
-    peak = {method: peak_megabytes(method, prompt, where) for method in METHODS}
+    peak = {method: peak_megabytes(method, prompt, folder) for method in METHODS}
     return {
         method: {
             "seconds": median[method],
             "time of TRL": median[method] / median["TRL nll"],
             "peak MB": peak[method],
             "peak of TRL": peak[method] / peak["TRL nll"],
-            "collator % of step": 100 * collator / median[method] if method == "qsft target" else 0.0,
+            "collator % of step": 100 * collator / median[method] if method == "qsft target_sft" else 0.0,
         }
         for method in METHODS
     }
@@ -154,22 +158,22 @@ def measure(prompt: int, repeats: int, where: Path) -> dict[str, dict[str, float
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", default="benchmarks/results/step.json")
+    parser.add_argument("--output_file", default="benchmarks/results/step.json")
     parser.add_argument("--memory", metavar="METHOD", help="print the peak memory of three training steps, in MB")
     parser.add_argument("--prompt", type=int, default=0, help="tokens per row that are not labeled")
-    parser.add_argument("--where", type=Path, help="directory of the teacher cache")
+    parser.add_argument("--folder", type=Path, help="directory of the teacher cache")
     args = parser.parse_args(argv)
     if args.memory:
-        print(json.dumps(peak_bytes(make_trainer(args.memory, args.prompt, args.where)) / 2**20))
+        print(json.dumps(peak_bytes(make_trainer(args.memory, args.prompt, args.folder)) / 2**20))
         return
     results = {}
-    with tempfile.TemporaryDirectory() as where:
-        for name, prompt in LABELLED.items():
-            results[name] = measure(prompt, args.repeats, Path(where))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, prompt in LABELED.items():
+            results[name] = measure(prompt, args.repeats, Path(folder))
             print_table(
                 f"step on {device_name()}: {BATCH}×{TOKENS} tokens, V={VOCABULARY:,}, labels on {name}", results[name]
             )
-    write_json(args.json, results)
+    write_json(args.output_file, results)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-GPU = torch.cuda.is_available()  # what can then runs there, in bf16 and at the shapes of real models
+GPU = torch.cuda.is_available()  # with one, models run there in bf16 and at the shapes of real models
 DEVICE = "cuda" if GPU else "cpu"
 
 
@@ -20,7 +20,7 @@ def device_name() -> str:
 
 
 def wait_for_device() -> None:
-    """Return once the GPU has done what it was given: before and after what is timed."""
+    """Return once the GPU has finished its work: before and after what is timed."""
     if GPU:
         torch.cuda.synchronize()
 
@@ -34,15 +34,15 @@ def status_bytes(field: str) -> int:
 
 
 def extra_memory(call: Callable[[], object]) -> int:
-    """Bytes that `call` needed beyond what the process held before it; meant for a fresh process.
+    """The peak memory of `call` in bytes, without what was allocated before; of the GPU if there is one.
 
-    With a GPU they are those of its memory.
+    Call it in a fresh process.
     """
     if GPU:
         torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
+        before = torch.cuda.memory_allocated()
         call()
-        return torch.cuda.max_memory_allocated() - held
+        return torch.cuda.max_memory_allocated() - before
     Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     before = status_bytes("VmRSS")
     call()

@@ -1,4 +1,4 @@
-"""`make bench` measures head, step and capture on a GPU where there is one: its code runs, and is told so."""
+"""The benchmarks run: step, capture and grading in small, and with what they use on a GPU."""
 
 import importlib
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[2]))  # benchmarks/ is no part of the package
+sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a part of the package
 
-from benchmarks import bench_cache, bench_head, bench_step, measure
+from benchmarks import bench_cache, bench_grading, bench_head, bench_step, measure
 
 MODULES = (measure, bench_head, bench_step, bench_cache)
 
@@ -39,6 +39,12 @@ def test_with_a_gpu_head_step_and_capture_run_there_with_liger_beside_them(with_
     assert (measure.DEVICE, bench_cache.DEVICE, bench_cache.BATCH_TOKENS) == ("cuda", "cuda", 16_384)
 
 
+def test_grading_accepts_every_answer_that_math_verify_accepts():
+    grades = bench_grading.with_qsft()
+    assert len(grades) == len(bench_grading.pairs())
+    assert all(grade for grade, verified in zip(grades, bench_grading.with_math_verify()) if verified)
+
+
 @pytest.mark.slow
 def test_step_and_capture_are_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_step, "VOCABULARY", 500)
@@ -47,7 +53,7 @@ def test_step_and_capture_are_measured(monkeypatch, tmp_path):
     step = bench_step.measure(4, 1, tmp_path)
     assert step["TRL nll"]["time of TRL"] == 1.0
     assert all(row["seconds"] > 0 for row in step.values())
-    assert bench_step.peak_bytes(bench_step.make_trainer("qsft target", 4, tmp_path)) > 0
+    assert bench_step.peak_bytes(bench_step.make_trainer("qsft target_sft", 4, tmp_path)) > 0
     capture = bench_cache.capture_share(1, count=4, longest=16)
     assert capture["bare forward (labels' logits)"]["share of least"] == 1.0
     assert all(row["label tokens/s"] for row in capture.values())

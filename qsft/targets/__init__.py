@@ -1,1 +1,1 @@
-"""The maths: which distribution Q should the model match? Imports torch only."""
+"""The mathematics: which distribution Q should the model match? Of qsft it imports validation.py only."""

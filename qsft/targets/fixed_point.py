@@ -1,8 +1,8 @@
-"""Where does a method take the model? The distribution that its expected loss drives a fixed context to.
+"""Fixed points: the distribution p* at which a target's expected gradient vanishes.
 
-At one context with label distribution d and teacher T the expected gradient Σ_y d_y·scale·(p − Q(y)) vanishes at p*.
-For Target-SFT: d_v·p_v + C·R_v = p_v with R ∝ p^(1−η)·T^η gives p* ∝ T·(1−d)^(−1/η): a product of experts,
-where distillation is a mixture.
+At one context with label distribution d and teacher T that gradient is Σ_y d_y·scale·(p − Q(y)). For Target-SFT it
+vanishes where p_v = d_v·p_v + C·R_v, with R ∝ p^(1−η)·T^η and C = Σ_y d_y·(1−p_y), so p* ∝ T·(1−d)^(−1/η): a product of
+experts, where distillation is a mixture.
 """
 
 import torch
@@ -20,7 +20,7 @@ def fixed_point(
     """p* for label distribution `d` and a full `teacher` distribution, or None where no closed form is known.
 
     sft: d · kd: T · kd_hybrid: cT+(1−c)d · label smoothing: λ/V+(1−λ)d · sft_kl: (d+λT)/(1+λ) · gem: ∝ d^β
-    target: ∝ T·(1−d)^(−1/η)
+    target_sft: ∝ T·(1−d)^(−1/η)
 
     >>> from qsft.targets.registry import make_target
     >>> fixed_point(make_target("sft"), torch.tensor([0.25, 0.75]))
@@ -30,19 +30,19 @@ def fixed_point(
         case Constant(1.0), None if isinstance(target.scale, Constant):
             return d
         case Constant(gamma), Teacher(_, temperature) if teacher is not None:
-            return gamma * d + (1.0 - gamma) * _normalised(teacher ** (1.0 / temperature))
+            return gamma * d + (1.0 - gamma) * _normalized(teacher ** (1.0 / temperature))
         case Constant(gamma), UniformPrior():
             return gamma * d + (1.0 - gamma) / d.numel()
         case SignedTrust(), Tempered(beta, "linear"):
-            return _normalised(d**beta)
+            return _normalized(d**beta)
         case Prob(1.0), Guided(eta, _, "geometric") if eta > 0 and teacher is not None:
-            return _normalised(teacher * (1.0 - d) ** (-1.0 / eta))
+            return _normalized(teacher * (1.0 - d) ** (-1.0 / eta))
         case Constant(_), SelfPrior():
             return d
     return None
 
 
-def _normalised(weights: Float[Tensor, " V"]) -> Float[Tensor, " V"]:
+def _normalized(weights: Float[Tensor, " V"]) -> Float[Tensor, " V"]:
     """weights/Σ; a weight of ∞ (a label that always occurs) takes everything."""
     infinite = torch.isinf(weights)
     weights = torch.where(infinite.any(), infinite.to(weights.dtype), weights)

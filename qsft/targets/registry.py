@@ -9,17 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qsft.targets.residual import Guided, LogSigmoidMass, Reference, SelfPrior, Teacher, Tempered, UniformPrior
+from qsft.targets.residual import Guided, Reference, SelfPrior, Teacher, Tempered, UniformPrior
+from qsft.targets.scale import ClippedRatio, DocumentRatio, LogSigmoidMass, ProbPlusConstant
 from qsft.targets.target import Target
 from qsft.targets.trust import (
-    ClippedRatio,
     Constant,
     Critical,
-    DocumentRatio,
     Entropy,
     Gated,
     Prob,
-    ProbPlusConstant,
     Ratio,
     SignedTrust,
     Threshold,
@@ -33,6 +31,7 @@ class NamedTarget:
     """An entry of the registry.
 
     Args:
+        name: what `make_target` and the command line call it.
         build: makes the target from its hyper-parameters.
         title: the method's name in print.
         summary: one sentence that says what it does.
@@ -53,7 +52,7 @@ class NamedTarget:
     @property
     def hyper_parameters(self) -> dict[str, Any]:
         """The hyper-parameters with their defaults."""
-        return {name: known.default for name, known in inspect.signature(self.build).parameters.items()}
+        return {name: parameter.default for name, parameter in inspect.signature(self.build).parameters.items()}
 
 
 TARGETS: dict[str, NamedTarget] = {}

@@ -108,7 +108,9 @@ class Guided:
 
     @property
     def powers(self) -> tuple[float, float]:
-        return (1.0 - self.eta if self.form == "geometric" else 1.0), self.eta
+        """The powers of π_θ and of π_T."""
+        student = 1.0 - self.eta if self.form == "geometric" else 1.0
+        return student, self.eta
 
     def __call__(self, view: TokenView) -> Terms | Dist:
         if self.eta == 0.0:
@@ -132,8 +134,8 @@ class Guided:
         a, b = self.powers
         if b == 0.0:
             return "π_θ"
-        student = "" if a == 0.0 else ("π_θ·" if a == 1.0 else f"π_θ^{a:g}·")
-        return f"∝ {student}" + ("π_T" if b == 1.0 else f"π_T^{b:g}")
+        factors = [_power("π_θ", a), _power("π_T", b)]
+        return "∝ " + "·".join(filter(None, factors))
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,13 @@ class Tempered:
         link = "" if self.link == "linear" else "·σ"
         difference = f"π_θ − softmax(z/{self.beta:g}){link}"
         return difference if self.lam == 1.0 else f"{self.lam:g}·({difference})"
+
+
+def _power(symbol: str, exponent: float) -> str:
+    """symbol^exponent as a factor of a formula; empty for the exponent 0."""
+    if exponent == 0.0:
+        return ""
+    return symbol if exponent == 1.0 else f"{symbol}^{exponent:g}"
 
 
 Reward = Callable[[TokenView], tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]]
@@ -220,17 +229,6 @@ class RewardShaped:
     @property
     def formula(self) -> str:
         return "∝ π_θ·exp(r)" if self.tau == 1.0 else f"∝ π_θ·exp(r/{self.tau:g})"
-
-
-@dataclass(frozen=True)
-class LogSigmoidMass:
-    """scale = Σ_v u_v of GEM's logsigmoid link."""
-
-    residual: Tempered
-    formula: ClassVar[str] = "Σu"
-
-    def __call__(self, view: TokenView) -> Float[Tensor, " N"]:
-        return self.residual.weights(view).sum(dim=-1)
 
 
 def on_support(teacher: TopK, log_weights: Float[Tensor, "N K"]) -> Terms:

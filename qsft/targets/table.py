@@ -1,8 +1,9 @@
-"""The named targets as data, as a Markdown table for the README, and one in full for `qsft targets NAME`."""
+"""Descriptions of targets: all named ones as a table, one in full for `qsft targets NAME`, any target in one line."""
 
 from qsft.targets.registry import TARGETS, make_target
 from qsft.targets.target import LossTarget, Target
 
+FIRST_COLUMN = 17  # characters of the names in a description
 COLUMNS = ("name", "γ", "π̃", "scale", "hyper-parameters", "needs", "reference")
 COMBINING = "\u0303"  # the tilde of π̃, which takes no width
 DEFAULT_VALUE = "scale·CE(Q, p), without the student's own part"
@@ -30,6 +31,7 @@ def entry(name: str) -> dict[str, str]:
 
 
 def entries() -> list[dict[str, str]]:
+    """The cells of all named targets."""
     return [entry(name) for name in TARGETS]
 
 
@@ -48,7 +50,7 @@ def describe(name: str) -> str:
     shown = ["loss", *COLUMNS[1:4], "value", *COLUMNS[4:]]
     if cells["needs"] == "–":
         shown.remove("needs")
-    lines = [f"{column:<{17 + column.count(COMBINING)}}{cells[column]}" for column in shown]
+    lines = [column.ljust(FIRST_COLUMN + column.count(COMBINING)) + cells[column] for column in shown]
     return (
         f"{cells['title']}\n{cells['summary']}\n\n"
         "  Q = γ·δ_y + (1−γ)·π̃      loss = scale·CE(Q, p)      gradient = scale·(p − Q)\n\n"
@@ -67,6 +69,7 @@ def formula(target: Target) -> str:
 
 
 def _formula(part: object) -> str:
+    """A part's formula, or its name where it has none, as a user's own function."""
     if part is None:
         return "–"
     return str(getattr(part, "formula", getattr(part, "__name__", type(part).__name__)))

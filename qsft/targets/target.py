@@ -117,7 +117,7 @@ class Mixture:
 class Target:
     """A fine-tuning method: how much to trust the observed token, where the rest of the mass goes, how strongly.
 
-    Each part is a callable on a TokenView; see trust.py and residual.py, or write your own.
+    Each part is a callable on a TokenView; see trust.py, residual.py, scale.py and value.py, or write your own.
 
     Args:
         trust: γ, the mass of the observed token.
@@ -142,7 +142,7 @@ class Target:
         terms: Terms = [(gamma, OneHot(view.labels))]
         if self.residual is not None:
             rest = self.trust.rest(view) if hasattr(self.trust, "rest") else 1.0 - gamma
-            terms += [(rest * share, dist) for share, dist in as_terms(self.residual(view), view)]
+            terms += [(rest * share, dist) for share, dist in _as_terms(self.residual(view), view)]
         mixture = Mixture(terms, gamma, self.scale(view))
         if self.value is None:
             return mixture
@@ -150,6 +150,7 @@ class Target:
 
     @property
     def parts(self) -> tuple[Any, ...]:
+        """Trust, residual and scale: what decides the gradient."""
         return self.trust, self.residual, self.scale
 
     @property
@@ -191,13 +192,16 @@ class Target:
 
     def record(self) -> dict[str, Any]:
         """The target as JSON: what a checkpoint stores to compare it on resume."""
-        return {name: _record(part) for name, part in zip(("trust", "residual", "scale"), self.parts)}
+        return {"trust": _record(self.trust), "residual": _record(self.residual), "scale": _record(self.scale)}
 
 
-def as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
+def _as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
+    """What a residual returned, as [(share, Dist), …]."""
     if isinstance(residual, Tensor):
         residual = Dense(residual)
-    return [(torch.ones_like(view.lse), residual)] if isinstance(residual, Dist) else residual
+    if isinstance(residual, Dist):
+        return [(torch.ones_like(view.lse), residual)]
+    return residual
 
 
 def _record(part: Any) -> Any:
@@ -216,9 +220,10 @@ def _record(part: Any) -> Any:
         return [_record(value) for value in part]
     if isinstance(part, set | frozenset):  # in an order that is the same in the next process
         return sorted(map(_record, part), key=repr)
-    name = getattr(part, "__qualname__", None) or type(part).__name__
-    own = fields(part) if is_dataclass(part) and not isinstance(part, type) else ()
-    return {"name": name} | {one.name: _record(getattr(part, one.name)) for one in own}
+    record = {"name": getattr(part, "__qualname__", None) or type(part).__name__}
+    if is_dataclass(part) and not isinstance(part, type):
+        record |= {own.name: _record(getattr(part, own.name)) for own in fields(part)}
+    return record
 
 
 def loss_and_gradient(

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qsft.targets.trust import ClippedRatio, Threshold
+from qsft.targets.scale import ClippedRatio
+from qsft.targets.trust import Threshold
 from qsft.targets.view import TokenView
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-R = TypeVar("R", bound="LabelTensors")
+Same = TypeVar("Same", bound="LabelTensors")
 ROLES = ("teacher", "reference")  # what a second model is to a target: to learn from, or to stay close to
 IGNORED = -100  # the label of a token that is not trained on
 MASKED_LOGIT = -1e18  # the logit of a masked token: below all real ones, and finite so that nothing overflows
@@ -24,7 +24,7 @@ EMPTY = float("-inf")  # the log-prob of an empty teacher slot
 class LabelTensors:
     """Tensors whose first dimension is the label tokens, each optional; a field may also be a dict of them."""
 
-    def map(self: R, change: Callable[[Tensor], Tensor]) -> R:
+    def map(self: Same, change: Callable[[Tensor], Tensor]) -> Same:
         """Apply `change` to every tensor."""
         changed: dict[str, Any] = {}
         for own in fields(self):
@@ -35,10 +35,10 @@ class LabelTensors:
                 changed[own.name] = {name: change(tensor) for name, tensor in value.items()}
         return replace(self, **changed)
 
-    def __getitem__(self: R, tokens: slice | Tensor) -> R:
+    def __getitem__(self: Same, tokens: slice | Tensor) -> Same:
         return self.map(lambda value: value[tokens])
 
-    def to(self: R, device: torch.device, dtype: torch.dtype) -> R:
+    def to(self: Same, device: torch.device, dtype: torch.dtype) -> Same:
         """The same on `device`, floats as `dtype` and the rest as int64."""
         return self.map(lambda value: value.to(device, dtype if value.is_floating_point() else torch.int64))
 

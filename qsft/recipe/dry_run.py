@@ -31,7 +31,8 @@ from qsft.teacher.format.manifest import MANIFEST
 from qsft.teacher.identity import Vocabulary
 from qsft.teacher.sources.transformers_source import TransformersSource
 from qsft.train.columns import check_columns_exist, columns_read_by
-from qsft.train.teacher import LiveModel, capture_settings
+from qsft.train.open_teacher import capture_settings
+from qsft.train.teacher import LiveModel
 from qsft.user_functions import import_function, is_function_name
 
 ADAM_BYTES = 8  # per trained parameter in a checkpoint: two moments in float32

@@ -24,7 +24,7 @@ from qsft.recipe.prepare import load_student_tokenizer, stored_rows
 from qsft.recipe.recipe_file import Recipe
 from qsft.targets.view import IGNORED
 from qsft.teacher.format.encoding import bytes_per_label_token
-from qsft.train.teacher import capture_settings
+from qsft.train.open_teacher import capture_settings
 from qsft.user_functions import is_function_name
 from qsft.validation import check_range
 

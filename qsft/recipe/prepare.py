@@ -15,7 +15,8 @@ from qsft.inference.loading import load_tokenizer
 from qsft.recipe.curation import Curation, curate_dataset, curated_settings, read_curation
 from qsft.recipe.job import Job, configure
 from qsft.recipe.keys import DATASET_KEYS
-from qsft.train.teacher import CachedTeacher, LiveModel, cache_directory, resolve_teacher
+from qsft.train.open_teacher import cache_directory
+from qsft.train.teacher import CachedTeacher, LiveModel, resolve_teacher
 from qsft.train.trainer import TargetSFTTrainer
 from qsft.user_functions import import_function, is_function_name
 

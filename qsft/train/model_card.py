@@ -24,7 +24,7 @@ def add_target_section(card: Path, target: object, record: dict[str, Any]) -> No
     """Insert the section on the target into TRL's model card, before the framework versions.
 
     Args:
-        record: `run_record.distribution_record`: the target's registry name (None for the user's own), role, teacher.
+        record: name of the target in the registry (None for the user's own target), role and identity of the teacher.
     """
     before, heading, after = card.read_text(encoding="utf-8").partition(NEXT_SECTION)
     name = record["name"]

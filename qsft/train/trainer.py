@@ -56,17 +56,9 @@ from qsft.train.metrics import (
     mode_and_prefix,
 )
 from qsft.train.old_policy import OLD_LOGP, OldPolicy, score_labels
+from qsft.train.open_teacher import open_cache, open_live, teacher_identity
 from qsft.train.run_record import RunRecord
-from qsft.train.teacher import (
-    CachedTeacher,
-    LiveModel,
-    Teacher,
-    open_cache,
-    open_live,
-    resolve_teacher,
-    streams_have_teacher,
-    teacher_identity,
-)
+from qsft.train.teacher import CachedTeacher, LiveModel, Teacher, resolve_teacher, streams_have_teacher
 
 logger = logging.get_logger(__name__)
 
@@ -192,7 +184,7 @@ class TargetSFTTrainer(SFTTrainer):
         if isinstance(self.resolved_teacher, LiveModel):
             self.live_teacher = open_live(self.resolved_teacher, self.model, self._tokenizer, config)
         self._seen_data: list[Any] = []  # data sets whose teacher log-probs are known to be available
-        self._follow_data_and_collator()
+        self._prepare_data_and_collator()
 
     # ---- the loss ----
 
@@ -210,12 +202,29 @@ class TargetSFTTrainer(SFTTrainer):
         mode = "train" if self.model.training else "eval"
         target = self.target if mode == "train" else self.target.for_evaluation
         outputs = model(**self._head_inputs(inputs, target), target=target)
+        loss = self._normalized_loss(outputs, num_items_in_batch)
+        mask = inputs.get("attention_mask")
+        tokens_read = inputs["input_ids"].numel() if mask is None else mask.sum()
+        self.metric_sums[mode].add(outputs.sums, tokens_read, loss, outputs.aux_loss)
+        if return_outputs:
+            return loss, self._outputs_with_logits(model, inputs)
+        return loss
+
+    def _normalized_loss(self, outputs: Any, num_items_in_batch: Tensor | int | None) -> Tensor:
+        """The loss sum divided by the number of tokens, plus the balancing loss of a mixture of experts.
+
+        Args:
+            outputs: the head's TargetOutput.
+            num_items_in_batch: label tokens of the whole optimizer step, None outside of training.
+        """
         per_micro_batch = self.args.loss_normalization == "micro_batch_mean"
         whole_step = not per_micro_batch and num_items_in_batch is not None
         if whole_step:
             count: Any = num_items_in_batch
+        elif per_micro_batch and self.target.averages_kept:
+            count = outputs.sums[KEPT]
         else:
-            count = outputs.sums[KEPT if per_micro_batch and self.target.averages_kept else TOKENS]
+            count = outputs.sums[TOKENS]
         loss = outputs.loss / torch.as_tensor(count).clamp(min=1)
         if whole_step and self.args.average_tokens_across_devices:
             # The count covers all processes, and the gradients are averaged over them.
@@ -224,11 +233,6 @@ class TargetSFTTrainer(SFTTrainer):
             # A mean per micro-batch. Where the loss covers the whole accumulation, so must the sum of these.
             steps = self.current_gradient_accumulation_steps if whole_step else 1
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss / steps
-        mask = inputs.get("attention_mask")
-        tokens_read = inputs["input_ids"].numel() if mask is None else mask.sum()
-        self.metric_sums[mode].add(outputs.sums, tokens_read, loss, outputs.aux_loss)
-        if return_outputs:
-            return loss, self._outputs_with_logits(model, inputs)
         return loss
 
     def _head_inputs(self, inputs: Batch, target: Target) -> Batch:
@@ -262,40 +266,47 @@ class TargetSFTTrainer(SFTTrainer):
 
     # ---- data ----
 
-    def _follow_data_and_collator(self, *further: Any) -> None:
-        """Make the teacher's log-probs available for the current data sets, and wrap the current collator.
+    def _prepare_data_and_collator(self, *further: Any) -> None:
+        """Wrap the current collator, and make the teacher available for the current data sets and `further` ones.
 
         Scripts may replace `train_dataset` or `data_collator` after construction, for example to relabel the data.
         """
         datasets = [*validate.list_datasets(self.train_dataset, self.eval_dataset), *further]
-        new = [dataset for dataset in datasets if not any(dataset is seen for seen in self._seen_data)]
-        if not isinstance(self.data_collator, TeacherCollator):
-            self.base_collator = self.data_collator
-            self.data_collator = TeacherCollator(
-                self.base_collator,
-                self.cache,
-                missing=self.args.teacher_missing,
-                columns=self.columns,
-                attach_document="document" in self.target.needs,
-                num_embeddings=_embedding_size(self.model),
-            )
+        if isinstance(self.data_collator, TeacherCollator):
+            new = [dataset for dataset in datasets if not any(dataset is seen for seen in self._seen_data)]
+            if not new and self._seen_data:
+                return
+        else:
+            self._wrap_collator()
             new = datasets  # another collator may make other documents of the same data
-        if not new and self._seen_data:
-            return
-        for dataset in new:
+        self._provide_teacher(new)
+        self._seen_data = datasets
+        self.data_collator.attach_label_positions = validate.collator_sees_final_labels(
+            self.model, self.accelerator, datasets
+        )
+
+    def _wrap_collator(self) -> None:
+        self.base_collator = self.data_collator
+        self.data_collator = TeacherCollator(
+            self.base_collator,
+            self.cache,
+            missing=self.args.teacher_missing,
+            columns=self.columns,
+            attach_document="document" in self.target.needs,
+            num_embeddings=_embedding_size(self.model),
+        )
+
+    def _provide_teacher(self, datasets: list[Any]) -> None:
+        """Complete the cache with the documents of the data sets, or check that the live teacher knows their tokens."""
+        for dataset in datasets:
             self._check_stream_has_teacher(dataset)
         if isinstance(self.resolved_teacher, CachedTeacher):
-            self.cache = self._open_cache(self.resolved_teacher, new)
+            self.cache = self._open_cache(self.resolved_teacher, datasets)
             # The default location of a base follows from its weights, which training changes.
             self.resolved_teacher = replace(self.resolved_teacher, directory=self.cache.path)
             self.data_collator.cache = self.cache
         elif self.live_teacher is not None and not self.live_teacher.base:
-            self.live_teacher.check_documents(self._documents(new))
-        known = validate.list_datasets(self.train_dataset, self.eval_dataset)
-        self._seen_data = [*known, *further]
-        self.data_collator.attach_label_positions = validate.collator_sees_final_labels(
-            self.model, self.accelerator, self._seen_data
-        )
+            self.live_teacher.check_documents(self._documents(datasets))
 
     def _open_cache(self, cached: CachedTeacher, datasets: list[Any]) -> TeacherCache:
         """The cache with the documents of the data sets; those of a stream are looked up as they come."""
@@ -330,6 +341,7 @@ class TargetSFTTrainer(SFTTrainer):
         )
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
+        """Trainer's dataloader; documents that are new get their teacher log-probs first."""
         self._prepare_for_evaluation(eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
@@ -349,9 +361,9 @@ class TargetSFTTrainer(SFTTrainer):
         self.metric_sums["eval"].reset()  # predict() adds to them and never logs
         named_or_default = dataset is None or isinstance(dataset, str)
         if named_or_default:
-            self._follow_data_and_collator()
+            self._prepare_data_and_collator()
         else:
-            self._follow_data_and_collator(dataset)
+            self._prepare_data_and_collator(dataset)
 
     def _prepare_dataset(
         self,
@@ -439,7 +451,7 @@ class TargetSFTTrainer(SFTTrainer):
         Raises:
             ValueError: the checkpoint is incomplete, or a setting that determines the trajectory changed.
         """
-        self._follow_data_and_collator()
+        self._prepare_data_and_collator()
         self.metric_sums["train"].reset()  # a run that failed may have left sums behind
         requested = LAST if resume_from_checkpoint is True else resume_from_checkpoint or None
         checkpoint = self._from_main_process(lambda: self._start_run(requested))
@@ -491,6 +503,7 @@ class TargetSFTTrainer(SFTTrainer):
         return checkpoint
 
     def _allowed_changes(self) -> set[str]:
+        """`resume_allow_changed`, where a reference is recorded as the teacher."""
         names = set(self.args.resume_allow_changed or ())
         return {"teacher" if name == "reference" else name for name in names}
 

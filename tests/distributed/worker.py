@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerC
 from qsft.losses import head
 from qsft.processes import exit_process, process_group
 from qsft.train.config import TargetSFTConfig
-from qsft.train.teacher import LiveModel, TeacherModel, frozen_copy, open_live
+from qsft.train.open_teacher import open_live
+from qsft.train.teacher import LiveModel, TeacherModel, frozen_copy
 from qsft.train.trainer import TargetSFTTrainer
 
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 from qsft.targets.registry import make_target
 from qsft.teacher.documents import Documents
 from qsft.teacher.sources.transformers_source import TransformersSource
-from qsft.train.teacher import moved_back_afterwards, open_cache, resolve_teacher
+from qsft.train.open_teacher import moved_back_afterwards, open_cache
+from qsft.train.teacher import resolve_teacher
 from qsft.train.trainer import TargetSFTTrainer
 
 

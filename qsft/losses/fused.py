@@ -98,7 +98,8 @@ def fused_target_loss(
     Args:
         labels: −100 is left out; LabelTokens have it left out already, which saves a host-device synchronization.
         chunk: tokens that are projected at a time; by default what `tokens_per_chunk` chooses.
-        tile_mib: the most memory for the tile of logits, in MiB; by default 512 tokens on a CPU and 512 MiB on a GPU.
+        tile_mib: the most memory for the tile of logits, in MiB; by default 512 tokens on a CPU, and on a GPU 512 MiB
+            or as many tokens as hidden states have entries.
         head_kernel: "torch", "triton", or "auto": triton on a GPU that has it.
 
     >>> from qsft.targets.registry import make_target

@@ -1,8 +1,9 @@
 """The fused head inside `model.forward`: where hidden states meet labels and teacher.
 
-Labels are shifted here, in `_label_rows`, for training, scoring and capturing; the collator's `label_positions` are
-positions in labels[:, 1:] accordingly. The head runs inside the model's own forward, selected by a keyword, and there
-inside its output layer, so that the hooks of DDP, FSDP2 and ZeRO fire as always:
+Labels are shifted here for training, scoring and capturing: `_label_rows` pairs the state at t−1 with the label at t,
+and `_rows` takes what else is known of token t. The collator's `label_positions` are positions in labels[:, 1:]. The
+head runs inside the model's own forward, selected by a keyword, and there inside its output layer, so that the hooks of
+DDP, FSDP2 and ZeRO run as they do without it:
 
     attach_target_head(model)
     model(input_ids=…, labels=…, target=Target(…), teacher_ids=…, teacher_logps=…)   -> TargetOutput
@@ -58,7 +59,7 @@ class TargetOutput(ModelOutput):
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """How an attached head computes; neither changes its results beyond rounding.
+    """How an attached head computes; the options change its results by rounding only.
 
     Args:
         kernel: "auto", "torch" or "triton": see `fused_target_loss`.
@@ -153,8 +154,11 @@ def label_states(
 def output_head(model: nn.Module) -> Head:
     """The head of `model` as it is now: FSDP and PEFT replace parameters after the head was attached."""
     layer = output_layer(model)
-    weight, bias = _whole(layer.weight), _whole(getattr(layer, "bias", None))
-    return Head(weight, bias, projection_of(base_causal_lm(model).config))
+    return Head(
+        weight=_whole(layer.weight),
+        bias=_whole(getattr(layer, "bias", None)),
+        projection=projection_of(base_causal_lm(model).config),
+    )
 
 
 def output_layer(model: nn.Module) -> Any:
@@ -174,7 +178,8 @@ def projection_of(config: Any) -> Projection:
         return next((float(getattr(text, name)) for name in names if getattr(text, name, None) is not None), None)
 
     softcap = first("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-    factor, divisor = first("logit_scale", "output_multiplier", "lm_head_multiplier"), first("logits_scaling")
+    factor = first("logit_scale", "output_multiplier", "lm_head_multiplier")
+    divisor = first("logits_scaling")
     if factor is None and divisor is not None:  # Granite and MiniCPM3 divide by it, HyperCLOVA X multiplies
         factor = divisor if text.model_type == "hyperclovax" else 1.0 / divisor
     return Projection(softcap, 1.0 if factor is None else factor)
@@ -252,6 +257,7 @@ def _label_logps(model: nn.Module, states: Tensor, labels: Tensor, positions: Te
 
 
 def _options(model: nn.Module) -> HeadOptions:
+    """The options that `attach_target_head` was given."""
     options: Any = base_causal_lm(model).target_head_options
     return options  # type: ignore[no-any-return]
 
@@ -303,7 +309,7 @@ def backbone_states(
 def _label_rows(
     states: Float[Tensor, "B T H"], labels: Int[Tensor, "B T"], positions: Int[Tensor, " N"] | None
 ) -> tuple[Float[Tensor, "N H"], LabelTokens]:
-    """The state at t−1 predicts token t: this is the package's only shift, for training, scoring and capturing."""
+    """The hidden states that predict a label, and those labels: the state at t−1 predicts token t."""
     tokens = LabelTokens.of(labels[:, 1:].to(states.device), positions)
     return tokens.rows(states[:, :-1].flatten(0, 1)), tokens
 
@@ -324,5 +330,6 @@ def _rows(name: str, value: Tensor | None, tokens: LabelTokens, length: int) -> 
 
 
 def _whole(parameter: Tensor | None) -> Any:
-    # FSDP2, where no hook has gathered it: the backward of full_tensor() reshards the gradient.
+    """The complete parameter, also under FSDP2 where no hook has gathered it."""
+    # The backward of full_tensor() reshards the gradient.
     return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter  # type: ignore[union-attr]

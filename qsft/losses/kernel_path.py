@@ -39,7 +39,8 @@ class GatherOnly(Tensor):
     @classmethod
     def of(cls, products: Float[Tensor, "n V"], projection: Projection, bias: Tensor | None) -> "GatherOnly":
         tile = products.as_subclass(cls)
-        tile.projection, tile.bias = projection, bias
+        tile.projection = projection
+        tile.bias = bias
         return tile
 
     @classmethod
@@ -111,11 +112,13 @@ class KernelTile:
         """The loss and the sums of these rows; ∂loss/∂(h·Wᵀ) takes the place of their products: see `gradient`."""
         from qsft.losses import kernels
 
-        spec, logits = self.spec, GatherOnly.of(z, self.spec.projection, self.bias)
+        spec = self.spec
+        logits = GatherOnly.of(z, spec.projection, self.bias)
         if self.outside and isinstance(spec.teacher, TopK):
             row, outside = self._statistics_and_outside(z, logits, spec.teacher[rows].slots)
         else:
-            row, outside = kernels.row_statistics(z, self.bias, spec.projection), None
+            row = kernels.row_statistics(z, self.bias, spec.projection)
+            outside = None
         view = spec.view(rows, logits, row.lse, outside)
         q = spec.target(view)
         loss_and_sums = token_sums(view, q, row.lse - row.mean, row.best)
@@ -138,7 +141,8 @@ class KernelTile:
         """The statistics of the rows and their log-sum-exp outside the slots, which are emptied for the one pass."""
         from qsft.losses import kernels
 
-        products, at = z.gather(-1, slots), logits.gather(-1, slots)
+        products = z.gather(-1, slots)
+        at = logits.gather(-1, slots)
         rest = kernels.row_statistics(z.scatter_(-1, slots, MASKED_LOGIT), self.bias, self.spec.projection)
         z.scatter_(-1, slots, products)
         repeated = (slots[:, :, None] == slots[:, None, :]).tril(-1).any(dim=-1)

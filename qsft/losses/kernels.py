@@ -45,11 +45,8 @@ def _logits(products, bias, start, size, scale, softcap, HAS_BIAS: tl.constexpr,
     z *= scale
     if CAPPED:
         z = softcap * (2.0 * tl.sigmoid(2.0 * z / softcap) - 1.0)  # tanh
-    return (
-        columns,
-        inside,
-        tl.where(x < -1.0e17, x, z),
-    )  # masked logits and the end of the row stay
+    z = tl.where(x < -1.0e17, x, z)  # masked logits and the end of the row stay
+    return columns, inside, z
 
 
 @triton.jit
@@ -59,7 +56,10 @@ def row_statistics_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     products = tile + row * row_stride
-    top, total, weighted, best = -1.0e18, 0.0, 0.0, 0
+    top = -1.0e18
+    total = 0.0
+    weighted = 0.0
+    best = 0
     for start in range(0, size, BLOCK):
         _, inside, z = _logits(products, bias, start, size, scale, softcap, HAS_BIAS, CAPPED, BLOCK)
         block_top = tl.max(z, axis=0)

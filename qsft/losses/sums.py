@@ -15,7 +15,8 @@ HIGH = 0.5  # a probability at or above counts as high
 QUADRANTS = ("rescue", "filter", "agree", "student_only")  # the paper's Q1 to Q4
 UNKNOWN = -1  # the quadrant of a label whose teacher probability is not known
 
-SCALARS = (
+# Sums over the label tokens; those of the second group need a teacher.
+STUDENT_SUMS = (
     "tokens",
     "loss",
     "label_loss",  # the label's part of the loss ...
@@ -25,6 +26,8 @@ SCALARS = (
     "top1",  # the label is the student's likeliest token
     "gamma",
     "kept",  # tokens whose label has any weight
+)
+TEACHER_SUMS = (
     "teacher_tokens",  # tokens with teacher log-probs
     "support_mass",  # the student's mass on the teacher's slots
     "teacher_tail",  # the teacher's mass outside its slots
@@ -33,7 +36,8 @@ SCALARS = (
     *QUADRANTS,
     "fallback",  # a teacher was given but not for this token: the student itself is used
 )
-SUM_NAMES = SCALARS + tuple(f"gamma_bin_{i}" for i in range(GAMMA_BINS))
+SCALARS = (*STUDENT_SUMS, *TEACHER_SUMS)
+SUM_NAMES = (*SCALARS, *(f"gamma_bin_{i}" for i in range(GAMMA_BINS)))
 
 
 def quadrant(student: Any, teacher: Any, high: float = HIGH) -> Any:
@@ -61,28 +65,29 @@ def token_sums(
     residual_loss = (residual * q.scale).sum()
     loss = label_loss + residual_loss if q.value is None else q.value.sum()
     gamma = q.gamma.clamp(0.0, 1.0)
-    scalars = [
-        view.lse.new_full((), view.labels.numel()),  # filled on the device: new_tensor would synchronize
-        loss,
-        label_loss,
-        residual_loss,
-        -view.label_logp.sum(),
-        entropy.sum(),
-        (top1 == view.labels).sum(),
-        gamma.sum(),
-        (q.gamma * q.scale != 0).sum(),
-        *_teacher_sums(view),
-    ]
+    sums = {
+        "tokens": view.lse.new_full((), view.labels.numel()),  # filled on the device: new_tensor would synchronize
+        "loss": loss,
+        "label_loss": label_loss,
+        "residual_loss": residual_loss,
+        "nll": -view.label_logp.sum(),
+        "entropy": entropy.sum(),
+        "top1": (top1 == view.labels).sum(),
+        "gamma": gamma.sum(),
+        "kept": (q.gamma * q.scale != 0).sum(),
+        **_teacher_sums(view),
+    }
     bins = (gamma * (GAMMA_BINS - 1)).round().long().clamp(0, GAMMA_BINS - 1)  # centered: 0 and 1 are bins of their own
     histogram = (bins[:, None] == torch.arange(GAMMA_BINS, device=bins.device)).sum(dim=0)
-    vector = torch.cat([torch.stack([s.to(view.lse.dtype) for s in scalars]), histogram.to(view.lse.dtype)])
-    return loss, vector
+    scalars = torch.stack([sums[name].to(view.lse.dtype) for name in SCALARS])
+    return loss, torch.cat([scalars, histogram.to(view.lse.dtype)])
 
 
-def _teacher_sums(view: TokenView) -> list[Tensor]:
+def _teacher_sums(view: TokenView) -> dict[str, Tensor]:
+    """The sums under TEACHER_SUMS; zeros without a teacher."""
     teacher = view.teacher
     if teacher is None:
-        return [view.lse.new_zeros(())] * 10
+        return dict.fromkeys(TEACHER_SUMS, view.lse.new_zeros(()))
     if isinstance(teacher, Full):
         is_given = torch.ones_like(view.labels, dtype=torch.bool)
         in_topk = is_given
@@ -101,12 +106,12 @@ def _teacher_sums(view: TokenView) -> list[Tensor]:
         found = teacher.logps.masked_fill(~is_label, EMPTY).amax(dim=-1)
         label_logp = found if teacher.label_logp is None else teacher.label_logp
     label_quadrant = quadrant(view.label_logp.exp(), label_logp.exp())
-    return [
-        is_given.sum(),
-        torch.where(is_given, support, 0.0).sum(),
-        torch.where(is_given, tail, 0.0).sum(),
-        (is_given & in_topk).sum(),
-        (is_given & (best != view.labels)).sum(),
-        *((is_given & (label_quadrant == index)).sum() for index in range(len(QUADRANTS))),
-        (~is_given).sum(),
-    ]
+    return {
+        "teacher_tokens": is_given.sum(),
+        "support_mass": torch.where(is_given, support, 0.0).sum(),
+        "teacher_tail": torch.where(is_given, tail, 0.0).sum(),
+        "label_in_topk": (is_given & in_topk).sum(),
+        "teacher_disagrees": (is_given & (best != view.labels)).sum(),
+        **{name: (is_given & (label_quadrant == index)).sum() for index, name in enumerate(QUADRANTS)},
+        "fallback": (~is_given).sum(),
+    }

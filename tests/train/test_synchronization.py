@@ -15,7 +15,7 @@ from qsft.train.metrics import MetricSums
 from qsft.train.old_policy import score_labels
 from qsft.train.validate import collator_sees_final_labels
 
-# Each kind of input that a batch carries; that no row's head asks for a value: tests/losses/test_waits.py.
+# Each kind of input that a batch carries; that no row's head asks for a value: tests/losses/test_synchronization.py.
 READERS = ("sft", "target_sft", "iw_sft", "psft", "cft")
 
 

@@ -1,8 +1,12 @@
 """`qsft train`: run a recipe, or a training given by options alone."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from qsft.commands import add_recipe, read_given_recipe
+
+if TYPE_CHECKING:
+    from qsft.recipe.stopping import StopRequest
 
 HELP = "train a recipe: data, teacher cache, training"
 EXAMPLES = """\
@@ -47,6 +51,12 @@ def run(args: argparse.Namespace) -> int | None:
 
         print(list_keys(args.keys))
         return None
+    from qsft.recipe.stopping import run_until_stopped
+
+    return run_until_stopped(lambda stop: _train(args, stop))
+
+
+def _train(args: argparse.Namespace, stop: "StopRequest") -> int | None:
     if args.accelerate_config is not None:
         from qsft.recipe.relaunch import relaunch
 
@@ -55,5 +65,5 @@ def run(args: argparse.Namespace) -> int | None:
     recipe = read_given_recipe(args)
     from qsft.recipe.run import train
 
-    train(recipe)
+    train(recipe, stop)
     return None

@@ -36,13 +36,20 @@ def stay_offline_without_hub() -> None:
 
 def launch(file: str) -> None:
     """Train the recipe in a file with the options of this process; the last line of every recipe calls it."""
-    from qsft.recipe.recipe_file import read_recipe
-    from qsft.recipe.run import train
+    from qsft.recipe.stopping import StopRequest, run_until_stopped
     from qsft.redaction import redact_text
 
+    def read_and_train(stop: StopRequest) -> None:
+        from qsft.recipe.recipe_file import read_recipe
+        from qsft.recipe.run import train
+
+        train(read_recipe(Path(file), sys.argv[1:]), stop)
+
     try:
-        train(read_recipe(Path(file), sys.argv[1:]))
+        run_until_stopped(read_and_train)
     except (ValueError, OSError) as error:
         print(f"qsft: {redact_text(str(error))}", file=sys.stderr)
         exit_process(2)
+    except KeyboardInterrupt:
+        exit_process(130)
     exit_process(0)

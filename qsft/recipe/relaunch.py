@@ -5,12 +5,14 @@ they end. So it runs in a process group of its own, which Ctrl-C does not reach,
 processes alone: they write a checkpoint and exit with 0, and so does the launcher.
 """
 
+import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -21,6 +23,7 @@ import yaml
 
 from qsft.processes import child_environment, launched
 from qsft.recipe import packaged_directory
+from qsft.recipe.stopping import STOP_SIGNALS, handled
 from qsft.redaction import redact_words
 from qsft.validation import did_you_mean
 
@@ -28,6 +31,7 @@ from qsft.validation import did_you_mean
 LAUNCHER_OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
 # How the user started this process, where a launcher stands between; the message at a stop prints it.
 COMMAND_VARIABLE = "QSFT_COMMAND"
+POLL_SECONDS = 0.1
 SHUTDOWN_SECONDS = "600"  # a cluster may signal every process it finds, the launcher too
 
 
@@ -96,36 +100,50 @@ def run_child(
     Ctrl-C and SIGTERM go to the child, or to the children of a launcher; a lost terminal ends the child. The exit code
     is 128 + n where signal n killed it, as in a shell.
     """
-    child = subprocess.Popen(command, env=environment or child_environment(), process_group=0)
-    received: list[int] = []
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        if number != signal.SIGHUP:
-            print("\nqsft: stopping after this step; a second Ctrl-C stops at once.", file=sys.stderr, flush=True)
-        with suppress(psutil.NoSuchProcess):  # it may be ending just now
-            process = psutil.Process(child.pid)
-            to_children = is_launcher and number != signal.SIGHUP
-            for receiver in process.children() if to_children else [process]:
-                receiver.send_signal(number)
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers = [*STOP_SIGNALS]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         numbers.append(signal.SIGHUP)
-    with handled(pass_on, *numbers):
-        code = child.wait()
-    return (code if code >= 0 else 128 - code), bool(received)
+    # A launcher and its children begin with the signals blocked, so that one that comes before `run_until_stopped`
+    # has installed its handlers waits for them.
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS if is_launcher else ())
+    child = subprocess.Popen(command, env=environment or child_environment(), process_group=0)
+    signals = PassedOn(child.pid, is_launcher)
+    with handled(signals.receive, *numbers):
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        while child.poll() is None:
+            time.sleep(POLL_SECONDS)
+            signals.pass_on()  # also to processes that the launcher has started since
+    code = child.returncode
+    return (code if code >= 0 else 128 - code), bool(signals.received)
 
 
-@contextmanager
-def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
-    """Inside, the signals are handled by `handler`; afterwards by what handled them before."""
-    previous = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in previous.items():
-            signal.signal(number, old)
+class PassedOn:
+    """The signals that this process received, each sent once to a child or to every child of a launcher."""
+
+    def __init__(self, child: int, is_launcher: bool) -> None:
+        self.received: list[int] = []
+        self._child = child
+        self._is_launcher = is_launcher
+        self._sent: dict[int, int] = {}  # by process id
+
+    def receive(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            with suppress(ProcessLookupError):
+                os.kill(self._child, number)
+        else:
+            print("\nqsft: stopping; a second Ctrl-C stops at once.", file=sys.stderr, flush=True)
+        self.received.append(number)
+
+    def pass_on(self) -> None:
+        numbers = [number for number in self.received if number != signal.SIGHUP]
+        if not numbers:
+            return
+        with suppress(psutil.NoSuchProcess):  # it may be ending just now
+            process = psutil.Process(self._child)
+            for receiver in process.children() if self._is_launcher else [process]:
+                for number in numbers[self._sent.get(receiver.pid, 0) :]:
+                    receiver.send_signal(number)
+                self._sent[receiver.pid] = len(numbers)
 
 
 def split_words(words: Sequence[str], names: tuple[str, ...]) -> tuple[list[str], list[str]]:

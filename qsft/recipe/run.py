@@ -1,17 +1,16 @@
 """Run a recipe, the same under accelerate, torchrun and plain python.
 
-On Ctrl-C or SIGTERM the current step is finished and a checkpoint written; all processes exit together.
+On Ctrl-C or SIGTERM the current step is finished and a checkpoint written; all processes exit together. Before the
+first step the run ends at once.
 """
 
 import os
 import shlex
-import signal
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -35,7 +34,8 @@ from qsft.recipe.prepare import (
 )
 from qsft.recipe.recipe_file import Recipe, read_recipe
 from qsft.recipe.record import RecipeRecord
-from qsft.recipe.relaunch import COMMAND_VARIABLE, handled, split_words
+from qsft.recipe.relaunch import COMMAND_VARIABLE, split_words
+from qsft.recipe.stopping import StopRequest, run_until_stopped
 from qsft.redaction import redact_words
 from qsft.teacher.cache import TeacherCache
 from qsft.train.checkpoints import check_complete, describe_existing_run, move_previous_run, resolve_checkpoint
@@ -44,8 +44,16 @@ from qsft.train.teacher import CachedTeacher
 from qsft.user_functions import is_function_name
 
 
-def train(recipe: Recipe) -> None:
-    """Prepare the data, complete the cache, train and save; or stop at a signal with a checkpoint to resume from."""
+def train(recipe: Recipe, stop: StopRequest | None = None) -> None:
+    """Prepare the data, complete the cache, train and save; or stop at a signal with a checkpoint to resume from.
+
+    Args:
+        recipe: What to train.
+        stop: Where signals are already handled, what they request.
+    """
+    if stop is None:
+        run_until_stopped(lambda stop: train(recipe, stop))
+        return
     if recipe.settings.dry_run:
         print_dry_run(configure(recipe, world_size()))
         return
@@ -59,11 +67,11 @@ def train(recipe: Recipe) -> None:
         if job.args.should_save:
             prepared.data.write_manifest(recipe.output_dir)
             recipe_record(job).write(recipe.output_dir)
-        stop = StopOnSignal()
-        trainer = prepared.trainer(callbacks=[stop])
-        with handled(stop.request, signal.SIGINT, signal.SIGTERM):
-            trainer.train(resume_from_checkpoint=job.args.resume_from_checkpoint)
-        if stop.stopped:
+        stop_on_signal = StopOnSignal(stop)
+        trainer = prepared.trainer(callbacks=[stop_on_signal])
+        stop.training_starts()
+        trainer.train(resume_from_checkpoint=job.args.resume_from_checkpoint)
+        if stop_on_signal.stopped:
             trainer.accelerator.print(resume_message(job, trainer.state.global_step))
         else:
             trainer.save_model(recipe.output_dir)
@@ -200,20 +208,16 @@ def describe_curation(manifest: Mapping[str, Any], output_dir: Path, start: str)
 
 
 class StopOnSignal(TrainerCallback):
-    """Stops with a checkpoint after the first signal; a second Ctrl-C ends the process at once."""
+    """Stops with a checkpoint after the step in which any process received a signal."""
 
-    requested = False  # this process received a signal
-    stopped = False  # all processes agreed to stop
-
-    def request(self, number: int, _: FrameType | None) -> None:
-        # A launcher passes Ctrl-C on as SIGTERM too, so only a second SIGINT means "now".
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.requested = True
+    def __init__(self, stop: StopRequest) -> None:
+        self.stop = stop
+        self.stopped = False  # all processes agreed to stop
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> TrainerControl:
-        """Let Trainer save and stop once any process was signalled: signals reach processes at different steps."""
-        requested = self.requested
+        """Let Trainer save and stop once any process was signaled: signals reach processes at different steps."""
+        self.stop.before_first_step = False
+        requested = self.stop.requested
         if torch.distributed.is_initialized():
             flag = torch.tensor(int(requested), device=args.device)
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny import make_model
+from tiny_recipe import local_words, tiny_run  # noqa: F401
 
 REPO = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")

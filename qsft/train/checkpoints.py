@@ -10,7 +10,10 @@ A checkpoint without run.json was written by another trainer, such as TRL's own.
 trainer_state.json exists, which Trainer writes last.
 """
 
+import errno
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from typing import Any
 from transformers.utils import logging
 
 from qsft import sealed_directory
-from qsft.files import read_json, write_json
+from qsft.files import DiskFullError, read_json, write_json
 from qsft.run_directory import (
     CHECKPOINT_SEAL,
     LAST,
@@ -193,3 +196,50 @@ def rotate_checkpoints(output_dir: str | Path, run_id: str, limit: int | None, b
         if checkpoint.path.resolve() not in protected:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
             excess -= 1
+
+
+@contextmanager
+def full_disk_explained(checkpoint: Checkpoint, run_id: str) -> Iterator[None]:
+    """Replace the error of a save on a full disk by one that says what was needed, and what is left to resume from."""
+    run_directory = checkpoint.path.parent
+    free = shutil.disk_usage(_existing(run_directory)).free
+    try:
+        yield
+    except Exception as error:
+        if not _is_full_disk(error):
+            raise
+        raise DiskFullError(_describe_full_disk(checkpoint, run_id, free)) from error
+
+
+def _existing(directory: Path) -> Path:
+    """The directory, or the nearest one above it that exists."""
+    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+
+
+def _is_full_disk(error: Exception) -> bool:
+    """Whether a save failed because there was no space; torch and safetensors raise errors of their own."""
+    is_named = isinstance(error, DiskFullError)
+    if is_named or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        return True
+    # torch's zip writer reports a full disk as a failed assertion of inline_container.cc.
+    return any(part in str(error) for part in ("No space left", "os error 28", "inline_container"))
+
+
+def _describe_full_disk(checkpoint: Checkpoint, run_id: str, free: int) -> str:
+    previous = None
+    for other in list_checkpoints(checkpoint.path.parent):
+        if other.path != checkpoint.path and other.run_id == run_id and not other.problems(digests=False):
+            previous = other
+            break
+    could_not = f"the disk is full: {checkpoint.path} could not be saved"
+    were_free = f"{free / 1e6:.1f} MB were free when the save began"
+    if previous is None:
+        return (
+            f"{could_not}. {were_free}, which is less than a checkpoint takes. The run has no complete checkpoint yet: "
+            "free some space and start it again."
+        )
+    size = sum(file.stat().st_size for file in previous.path.rglob("*") if file.is_file())
+    return (
+        f"{could_not}. {were_free}, and a checkpoint takes about {size / 1e6:.1f} MB. {previous.path} is intact: free "
+        "some space and resume with resume_from_checkpoint='last'."
+    )

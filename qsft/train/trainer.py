@@ -4,8 +4,6 @@ batch ─ TeacherCollator ─> model(**batch, target=target): backbone, then the
       ─> loss sum and metric sums ─> divided once, in compute_loss ─> Trainer's loop
 """
 
-import errno
-import shutil
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -535,6 +533,16 @@ class TargetSFTTrainer(SFTTrainer):
         run: dict[str, Any] = {"id": "unknown", "trajectory": {}}
         if self.run_record is not None:
             run = self.run_record.to_json()
+        with checkpoints.full_disk_explained(checkpoint, run["id"]):
+            self._write_checkpoint(checkpoint, run, model, trial)
+        if self.args.should_save:
+            if self.args.push_to_hub:
+                self._push_from_checkpoint(str(checkpoint.path))
+            limit = self.args.save_total_limit
+            checkpoints.rotate_checkpoints(output_dir, run["id"], limit, self.state.best_model_checkpoint)
+
+    def _write_checkpoint(self, checkpoint: Checkpoint, run: dict[str, Any], model: Any, trial: Any) -> None:
+        """Write what Trainer saves and what qsft adds, and seal it."""
         if self.args.should_save:
             checkpoint.begin({**run, **self._distribution_record(), "num_tokens": self._total_train_tokens})
         self.accelerator.wait_for_everyone()  # from here on every process sees that the checkpoint is incomplete
@@ -547,17 +555,12 @@ class TargetSFTTrainer(SFTTrainer):
         self.args.push_to_hub = False
         try:
             super()._save_checkpoint(model, trial)
-        except (OSError, RuntimeError) as error:
-            raise _explain_full_disk(error, checkpoint) from error
         finally:
             self.args.save_total_limit = limit
             self.args.push_to_hub = push_to_hub
         self.accelerator.wait_for_everyone()  # every process has written its files
         if self.args.should_save:
             checkpoint.seal(digests=self.args.checkpoint_digests)
-            if push_to_hub:
-                self._push_from_checkpoint(str(checkpoint.path))
-            checkpoints.rotate_checkpoints(output_dir, run["id"], limit, self.state.best_model_checkpoint)
 
 
 def _resolve_target(target: str | Target | None, args: Any) -> tuple[str | None, Target]:
@@ -587,20 +590,3 @@ def _copy_with(args: Any, **changes: Any) -> Any:
     for name, value in changes.items():
         setattr(changed, name, value)
     return changed
-
-
-def _explain_full_disk(error: OSError | RuntimeError, checkpoint: Checkpoint) -> Exception:
-    """The error of a failed save, or one that says that the disk is full."""
-    free = shutil.disk_usage(checkpoint.path.parent).free
-    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-    # torch's zip writer reports a full disk as a failed assertion of inline_container.cc
-    is_full = is_full or "inline_container" in str(error) or "No space left" in str(error)
-    if not is_full:
-        return error
-    written = sum(file.stat().st_size for file in checkpoint.path.rglob("*") if file.is_file())
-    return OSError(
-        errno.ENOSPC,
-        f"the disk is full: {checkpoint.path} could not be saved ({written / 1e6:.0f} MB were written, "
-        f"{free / 1e6:.0f} MB are free). The previous checkpoint is intact. Free some space and resume with "
-        "resume_from_checkpoint='last'",
-    )

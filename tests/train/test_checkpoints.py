@@ -301,6 +301,6 @@ def test_a_full_disk_is_named_and_the_previous_checkpoint_is_intact(run, finishe
         raise error
 
     monkeypatch.setattr("torch.save", fails)
-    with pytest.raises(OSError, match=r"the disk is full.*checkpoint-6.*The previous checkpoint is intact"):
+    with pytest.raises(OSError, match=r"the disk is full.*checkpoint-6.*checkpoint-4 is intact"):
         run(resume=True, max_steps=6)
     assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-4")

@@ -252,7 +252,7 @@ def _verify_values(args: argparse.Namespace, directory: "str | Path") -> bool:
     from qsft.teacher.cache import TeacherCache
     from qsft.teacher.identity import teacher_difference
     from qsft.teacher.sources.transformers_source import TransformersSource
-    from qsft.teacher.verify import CONFIDENCE, compare_with_teacher, sample_documents
+    from qsft.teacher.spot_check import CONFIDENCE, compare_with_teacher, sample_documents
 
     cache = TeacherCache(directory)
     identity = cache.manifest.identity

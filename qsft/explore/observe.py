@@ -177,12 +177,9 @@ def teacher_label_probs(view: TokenView) -> Float[Tensor, " N"]:
 
 
 def top_k_teacher(view: TokenView) -> TopK | None:
-    """Return the view's teacher as top-k log-probs; a live teacher without a top_k gives the whole vocabulary."""
-    teacher = view.teacher
-    if not isinstance(teacher, Full):
-        return teacher
-    ids = torch.arange(teacher.logps.shape[-1], device=teacher.logps.device).expand_as(teacher.logps)
-    return TopK(ids, teacher.logps, teacher.logps.gather(-1, view.labels[:, None])[:, 0])
+    """Return the view's teacher: caches and live teachers give top-k log-probs."""
+    assert not isinstance(view.teacher, Full)
+    return view.teacher
 
 
 def _teacher_probs(view: TokenView) -> Float[Tensor, "N V"]:

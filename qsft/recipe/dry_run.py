@@ -28,8 +28,8 @@ from qsft.targets.view import IGNORED
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.format.encoding import bytes_per_label_token
 from qsft.teacher.format.manifest import MANIFEST
-from qsft.teacher.identity import Vocabulary
 from qsft.teacher.sources.transformers_source import TransformersSource
+from qsft.teacher.vocabulary import Vocabulary
 from qsft.train.columns import check_columns_exist, columns_read_by
 from qsft.train.open_teacher import capture_settings
 from qsft.train.teacher import LiveModel

@@ -19,7 +19,7 @@ from qsft.teacher.format.complete import is_complete, note_complete
 from qsft.teacher.format.encoding import TopKArrays
 from qsft.teacher.format.manifest import read_manifest
 from qsft.teacher.format.shards import VERSION, Shard, published_shards
-from qsft.teacher.identity import Vocabulary, check_head_size
+from qsft.teacher.vocabulary import Vocabulary, check_head_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

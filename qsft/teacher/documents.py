@@ -156,8 +156,8 @@ class Documents(Sequence[Document]):
         total = np.cumsum(length)
         other_buffer = buffer[1:] != buffer[:-1]
         not_adjacent = start[1:] != (start + length)[:-1]
-        long_enough = total[1:] // RUN_TOKENS != total[:-1] // RUN_TOKENS
-        edges = np.flatnonzero(other_buffer | not_adjacent | long_enough) + 1
+        run_is_full = total[1:] // RUN_TOKENS != total[:-1] // RUN_TOKENS
+        edges = np.flatnonzero(other_buffer | not_adjacent | run_is_full) + 1
         for first, end in pairwise([0, *edges.tolist(), len(order)]):
             bounds = np.concatenate([[0], np.cumsum(length[first:end])])
             tokens = slice(start[first], start[first] + bounds[-1])

@@ -1,17 +1,12 @@
 """The identity of a cache: teacher, tokenizer and settings; and the errors for a teacher or student that differs."""
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from qsft.fingerprints import digest
 from qsft.teacher.format.encoding import ENCODINGS, Codec
+from qsft.teacher.vocabulary import VOCABULARY, Vocabulary
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-VOCABULARY = "vocabulary.json"
 LARGEST_K = 65_535
 LARGEST_VOCABULARY = 2**31 - 1
 DEEPEST_NESTING = 8  # of an identity's JSON; copying or comparing deeper JSON may exhaust the stack
@@ -97,7 +92,7 @@ class Identity:
                 "Give a new directory for the new teacher; two teachers never share a cache."
             )
 
-    def check_same_tokenizer(self, path: Path, given: "Vocabulary", whose: str) -> int:
+    def check_same_tokenizer(self, path: Path, given: Vocabulary, whose: str) -> int:
         """Return the number of ids that `given` and the cache's tokenizer share.
 
         Raises:
@@ -121,9 +116,6 @@ def check_settings(top_k: object, cache_encoding: object, top_p: object, min_k: 
         raise ValueError(f"invalid cache_encoding={cache_encoding!r}: choose {' or '.join(ENCODINGS)}")
     if top_p is not None and not (type(top_p) in (int, float) and 0 < top_p <= 1):  # type: ignore[operator]
         raise ValueError(f"invalid top_p={top_p!r}: it must be above 0 and at most 1")
-
-
-# ---- two teachers ----
 
 
 def teacher_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | None:
@@ -182,85 +174,6 @@ def _loading_difference(cached: dict[str, Any], given: dict[str, Any]) -> str | 
         return None
     names = sorted(name for name in {*loading, *given_loading} if loading.get(name) != given_loading.get(name))
     return f"{cached.get('name')} loaded with other arguments than requested ({', '.join(names)})"
-
-
-# ---- tokenizers ----
-
-
-class Vocabulary(NamedTuple):
-    """The tokens of a tokenizer.
-
-    content      its tokens by id as JSON, null where an id has none
-    about        what the manifest says about it: digest, tokens, chat_template
-    base_tokens  the number of tokens without the added ones, which may have no entry in a head (Gemma 3's image token)
-    """
-
-    content: bytes
-    about: dict[str, Any]
-    base_tokens: int
-
-    @property
-    def size(self) -> int:
-        """Ids it knows, added ones included."""
-        return int(self.about["tokens"])
-
-    @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
-        by_id = {index: token for token, index in tokenizer.get_vocab().items()}
-        tokens = [by_id.get(index) for index in range(max(by_id) + 1)]
-        content = json.dumps(tokens, ensure_ascii=False, indent=0).encode(errors="surrogatepass")
-        template = getattr(tokenizer, "chat_template", None)
-        about = {
-            "digest": digest(content),
-            "tokens": len(tokens),
-            "chat_template": digest(json.dumps(template).encode()) if template else None,
-        }
-        return cls(content, about, tokenizer.vocab_size)
-
-    def count_shared_ids(self, other: bytes, *, problem: str, remedy: str) -> int:
-        """Return the number of ids in common with another vocabulary's content.
-
-        Tokens added at the end (a pad token) are no difference as long as no document uses them.
-
-        Raises:
-            ValueError: if an id means different tokens; `problem` and `remedy` are parts of its message.
-        """
-        if other == self.content:
-            return self.size
-        own_tokens, other_tokens = _parse_tokens(self.content), _parse_tokens(other)
-        shared = min(len(own_tokens), len(other_tokens))
-        differing = (index for index in range(shared) if own_tokens[index] != other_tokens[index])
-        first = next(differing, None)
-        if first is None and shared:
-            return shared
-        index = first or 0
-        raise ValueError(
-            f"{problem}: id {index} is {_show_token(other_tokens, index)} there and {_show_token(own_tokens, index)} "
-            f"here. Log-probs are stored by token id: {remedy}"
-        )
-
-
-def check_head_size(vocab_size: int, tokens: int, whose: str) -> None:
-    """Raise ValueError if a head has fewer entries than the tokenizer has tokens."""
-    if vocab_size < tokens:
-        raise ValueError(
-            f"the head of {whose} has {vocab_size} entries, but the tokenizer has {tokens} tokens: they do not belong "
-            "together. Teacher and student must share the tokenizer of the data; choose another model or tokenizer."
-        )
-
-
-def _parse_tokens(content: bytes) -> list[str | None]:
-    """The tokens of a vocabulary file; none when it is damaged."""
-    try:
-        tokens = json.loads(content)
-    except ValueError:
-        return []
-    return tokens if isinstance(tokens, list) else []
-
-
-def _show_token(tokens: list[str | None], index: int) -> str:
-    token = tokens[index] if index < len(tokens) else None
-    return "no token" if token is None else repr(token)
 
 
 def _is_shallow(value: object, levels: int = DEEPEST_NESTING) -> bool:

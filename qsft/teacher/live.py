@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qsft.losses.evaluation_mode import evaluating
 from qsft.losses.head import base_causal_lm
-from qsft.targets.view import Full, TopK
+from qsft.targets.view import TopK
 from qsft.teacher.documents import Documents, check_token_ids
 from qsft.teacher.log_probs import check_teacher_head, head_size, teacher_log_probs
 
@@ -19,18 +19,16 @@ class LiveTeacher:
 
     Args:
         model: a causal LM.
-        k: None for the whole vocabulary, an integer for the top-k that a cache would hold.
+        k: slots per label position, as in a cache.
         base: whether `model` is a PEFT student that is its own teacher: its adapters are disabled for the call, and no
             second copy of the weights is needed.
         shared_ids: the number of ids that mean the same to the teacher and to the tokenizer of the data; None for all.
 
-    Calls never wait for the device. What a call finds wrong (log-probs that are not finite, tokens the teacher does not
-    know) is kept in a tensor until `raise_if_invalid` reads it.
+    A call needs no host-device synchronization. What it finds wrong (log-probs that are not finite, tokens the teacher
+    does not know) is kept in a tensor until `raise_if_invalid` reads it.
     """
 
-    def __init__(
-        self, model: nn.Module, k: int | None = None, *, base: bool = False, shared_ids: int | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, k: int, *, base: bool = False, shared_ids: int | None = None) -> None:
         self.model = model
         self.k = k
         self.base = base
@@ -50,7 +48,7 @@ class LiveTeacher:
         attention_mask: Int[Tensor, "B T"] | None = None,
         position_ids: Int[Tensor, "B T"] | None = None,
         label_positions: Int[Tensor, " N"] | None = None,
-    ) -> TopK | Full:
+    ) -> TopK:
         """Return the log-probs at the positions t ≥ 1 with a label, sequence after sequence.
 
         Args:
@@ -62,13 +60,15 @@ class LiveTeacher:
             if not self._head_checked:
                 check_teacher_head(self.model, **inputs)
                 self._head_checked = True
-            log_probs = teacher_log_probs(self.model, self.k, **inputs, labels=labels, label_positions=label_positions)
+            log_probs: Any = teacher_log_probs(
+                self.model, self.k, **inputs, labels=labels, label_positions=label_positions
+            )
         # NaN and infinite logits make the normalizer NaN, and with it every log-prob of the position.
-        self._nonfinite = _accumulate(self._nonfinite, torch.isnan(log_probs.label_logp).any())  # type: ignore[arg-type]
-        return log_probs
+        self._nonfinite = _accumulate(self._nonfinite, torch.isnan(log_probs.label_logp).any())
+        return log_probs  # type: ignore[no-any-return]
 
     def raise_if_invalid(self) -> None:
-        """Raise if a call since the last check gave invalid log-probs; this waits for the device.
+        """Raise if a call since the last check gave invalid log-probs; this synchronizes with the device.
 
         Raises:
             ValueError: if log-probs were NaN or infinite, or a document held a token without an embedding.

@@ -22,8 +22,8 @@ from qsft.fingerprints import digest_json
 from qsft.teacher.format.complete import COMPLETE, read_complete
 from qsft.teacher.format.manifest import MANIFEST, is_cache, read_manifest
 from qsft.teacher.format.shards import SHARD_NAME, published_shards
-from qsft.teacher.identity import VOCABULARY, Vocabulary
 from qsft.teacher.sources.source import TeacherSource
+from qsft.teacher.vocabulary import VOCABULARY, Vocabulary
 
 LONGEST_NAME = 64
 

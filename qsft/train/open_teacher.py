@@ -16,10 +16,10 @@ from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.documents import Documents
 from qsft.teacher.format.manifest import is_cache
-from qsft.teacher.identity import Vocabulary, check_head_size
 from qsft.teacher.live import LiveTeacher, adapters_disabled
 from qsft.teacher.location import default_cache_directory
 from qsft.teacher.sources.transformers_source import TransformersSource, weights_digest
+from qsft.teacher.vocabulary import Vocabulary, check_head_size
 from qsft.train.config import DEFAULT_ENCODING, DEFAULT_TOP_K
 from qsft.train.teacher import CachedTeacher, LiveModel, TeacherModel
 from qsft.train.validate import check_documents_cached

@@ -78,7 +78,9 @@ def test_quadrants_count_as_training_counts_them(student, documents, cache):
 
 
 def test_a_live_teacher_and_none(student, documents):
-    live = read_document(student, documents[0], make_target("target_sft"), LiveTeacher(student))
+    live = read_document(
+        student, documents[0], make_target("target_sft"), LiveTeacher(student, k=student.config.vocab_size)
+    )
     assert np.allclose(live.p, live.t, atol=1e-5)
     assert (read_document(student, documents[0], make_target("dft")).quadrant == -1).all()
 

@@ -7,7 +7,7 @@ import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from qsft.teacher.live import LiveTeacher
+from qsft.teacher.log_probs import check_teacher_head, teacher_log_probs
 
 SIZES = {
     32: "hidden_size n_embd d_model embedding_size word_embed_proj_dim lru_width embed_dim attention_hidden_size",
@@ -57,12 +57,13 @@ def outcome(model_type):
     except Exception as error:
         return f"not built: {type(error).__name__}"
     try:
-        rows = LiveTeacher(model)(ids, ids)
+        check_teacher_head(model, input_ids=ids)
+        found = teacher_log_probs(model, None, input_ids=ids, labels=ids)
     except Exception as error:
         return f"refused: {error}"[:120]
-    if rows.logps.shape != own.shape:
-        return f"wrong by its shape {tuple(rows.logps.shape)}"
-    gap = (rows.logps - own).abs().max().item()
+    if found.logps.shape != own.shape:
+        return f"wrong by its shape {tuple(found.logps.shape)}"
+    gap = (found.logps - own).abs().max().item()
     return "right" if gap < 1e-3 else f"wrong by {gap:.3g}"
 
 

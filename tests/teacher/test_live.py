@@ -2,9 +2,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from qsft.targets.view import Full, TopK
+from qsft.targets.view import TopK
 from qsft.teacher.documents import Documents, label_positions
 from qsft.teacher.live import LiveTeacher
+
+VOCABULARY = 320  # entries of the tiny models' heads
 
 
 @pytest.fixture
@@ -24,18 +26,22 @@ def reference(model, batch):
     return logps[:, :-1][keep], batch["labels"][:, 1:][keep]
 
 
-def test_full_and_top_k_log_probs_are_the_models_own(tiny_model, batch):
+def whole(model, batch, **options):
+    """A live teacher's log-probs of every token, by token id."""
+    found = LiveTeacher(model, k=VOCABULARY, **options)(**batch)
+    return torch.empty_like(found.logps).scatter(-1, found.ids.long(), found.logps)
+
+
+def test_log_probs_are_the_models_own(tiny_model, batch):
     model = tiny_model().eval()
     want, labels = reference(model, batch)
-    full, top = LiveTeacher(model)(**batch), LiveTeacher(model, k=8)(**batch)
-    assert isinstance(full, Full)
+    torch.testing.assert_close(whole(model, batch), want)
+    top = LiveTeacher(model, k=8)(**batch)
     assert isinstance(top, TopK)
-    torch.testing.assert_close(full.logps, want)
     torch.testing.assert_close(top.logps, want.topk(8).values)
     torch.testing.assert_close(want.gather(1, top.ids.long()), top.logps)
-    for rows in (full, top):
-        torch.testing.assert_close(rows.label_logp, want.gather(1, labels[:, None])[:, 0])
-        assert not rows.logps.requires_grad
+    torch.testing.assert_close(top.label_logp, want.gather(1, labels[:, None])[:, 0])
+    assert not top.logps.requires_grad
 
 
 def test_more_than_the_vocabulary_is_the_vocabulary(tiny_model, batch):
@@ -62,8 +68,8 @@ def test_a_peft_student_is_its_own_teacher_with_the_adapter_off(tiny_model, batc
     student.train()
     moved, _ = reference(student.eval(), batch)
     student.train()
-    torch.testing.assert_close(LiveTeacher(student, base=True)(**batch).logps, want)
-    torch.testing.assert_close(LiveTeacher(student)(**batch).logps, moved)  # somebody's teacher that has an adapter
+    torch.testing.assert_close(whole(student, batch, base=True), want)
+    torch.testing.assert_close(whole(student, batch), moved)  # somebody's teacher that has an adapter
     assert (moved - want).abs().max() > 0.01
     assert student.training
     assert all(not layer.disable_adapters for name, layer in student.named_modules() if hasattr(layer, "lora_A"))
@@ -72,7 +78,6 @@ def test_a_peft_student_is_its_own_teacher_with_the_adapter_off(tiny_model, batc
 def test_a_batch_without_labels_gives_no_log_probs(tiny_model, batch):
     batch["labels"] = torch.full_like(batch["labels"], -100)
     assert LiveTeacher(tiny_model(), k=8)(**batch).ids.shape == (0, 8)
-    assert LiveTeacher(tiny_model())(**batch).logps.shape == (0, 320)
 
 
 def test_packed_documents_with_positions_do_not_see_each_other(tiny_model, documents):
@@ -81,9 +86,8 @@ def test_packed_documents_with_positions_do_not_see_each_other(tiny_model, docum
     row = {name: torch.tensor([[token for d in data for token in d[name]]]) for name in ("input_ids", "labels")}
     row["labels"][0, len(data[0]["input_ids"])] = -100  # the collator masks what nothing predicts
     row["position_ids"] = torch.cat([torch.arange(len(d["input_ids"])) for d in data])[None]
-    packed = LiveTeacher(model)(**row)
-    alone = [LiveTeacher(model)(**{name: torch.tensor([d[name]]) for name in ("input_ids", "labels")}) for d in data]
-    torch.testing.assert_close(packed.logps, torch.cat([rows.logps for rows in alone]), atol=1e-4, rtol=1e-4)
+    alone = [whole(model, {name: torch.tensor([d[name]]) for name in ("input_ids", "labels")}) for d in data]
+    torch.testing.assert_close(whole(model, row), torch.cat(alone), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "granite", "cohere"])
@@ -99,11 +103,11 @@ def test_soft_caps_and_scales_of_the_head_are_applied(family, batch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     want, _ = reference(model, batch)
-    torch.testing.assert_close(LiveTeacher(model)(**batch).logps, want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(whole(model, batch), want, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("k", [None, 8])
+@pytest.mark.parametrize("k", [VOCABULARY, 8])
 def test_log_probs_that_are_not_finite_raise_at_the_next_check(tiny_model, batch, value, k):
     teacher = LiveTeacher(tiny_model().eval(), k=k)
     teacher(**batch)

@@ -2,7 +2,7 @@ import pytest
 
 from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.documents import document_key
-from qsft.teacher.verify import compare_with_teacher, sample_documents
+from qsft.teacher.spot_check import compare_with_teacher, sample_documents
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])

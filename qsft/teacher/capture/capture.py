@@ -24,9 +24,10 @@ from qsft.teacher.documents import Documents, check_token_ids
 from qsft.teacher.format.complete import note_complete
 from qsft.teacher.format.encoding import bytes_per_label_token
 from qsft.teacher.format.manifest import create_manifest, recover_manifest, refresh_manifest
-from qsft.teacher.identity import VOCABULARY, Identity, Vocabulary, check_settings
+from qsft.teacher.identity import Identity, check_settings
 from qsft.teacher.sources.open_source import Teacher, open_source
 from qsft.teacher.sources.source import TeacherSource
+from qsft.teacher.vocabulary import VOCABULARY, Vocabulary
 
 WHAT = "the teacher cache"
 ANNOUNCED_BYTES = 1e9  # a capture that writes more than this below the home directory says so first

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qsft.teacher.format.encoding import TopKArrays
-from qsft.teacher.identity import Vocabulary
+from qsft.teacher.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ from qsft.losses.head import base_causal_lm
 from qsft.processes import rank, world_size
 from qsft.targets.view import IGNORED
 from qsft.teacher.format.encoding import TopKArrays
-from qsft.teacher.identity import Vocabulary, check_head_size
 from qsft.teacher.log_probs import check_teacher_head, head_size, teacher_log_probs
 from qsft.teacher.sources.source import Replica, TeacherSource
+from qsft.teacher.vocabulary import Vocabulary, check_head_size
 
 TOKENIZER_FILES = (
     "tokenizer.json",

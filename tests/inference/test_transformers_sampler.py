@@ -51,7 +51,7 @@ def test_batching_and_order_do_not_change_samples(sum_model, sum_tokenizer, requ
         assert found == {request.key: together[request.key] for request in some}
 
 
-def test_waiting_prompts_take_the_place_of_finished_rows(sum_model, sum_tokenizer, requests, monkeypatch):
+def test_waiting_prompts_take_the_place_of_finished_sequences(sum_model, sum_tokenizer, requests, monkeypatch):
     sampling, wanted = Sampling(num_samples=6, max_new_tokens=24, temperature=1.5, seed=1), requests()
     together = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling, batch_size=len(wanted)), wanted)
     forward, rows = type(sum_model).forward, []
@@ -89,7 +89,7 @@ def test_greedy_equals_generate(sum_model, sum_tokenizer, requests):
         assert greedy[request.problem, 0].tokens == len(out)
 
 
-def test_the_context_limits_a_response_and_a_prompt_without_room_is_refused(sum_model, sum_tokenizer):
+def test_the_context_limits_a_response_and_a_prompt_that_fills_it_raises_an_error(sum_model, sum_tokenizer):
     sampler = TransformersSampler(sum_model, sum_tokenizer, Sampling(num_samples=1, max_new_tokens=500, stop=("so",)))
     assert sampler.context_length == 64
     long = [Request("long", 0, tuple(sum_tokenizer("1 + " * 31)["input_ids"]))]
@@ -98,7 +98,7 @@ def test_the_context_limits_a_response_and_a_prompt_without_room_is_refused(sum_
         list(sampler.sample([Request("big", 0, tuple(sum_tokenizer("1 + " * 32)["input_ids"]))]))
 
 
-def test_a_stop_string_of_several_tokens_ends_the_row_wherever_it_is_noticed(sum_model, sum_tokenizer, requests):
+def test_a_stop_string_of_several_tokens_ends_the_response_wherever_it_is_noticed(sum_model, sum_tokenizer, requests):
     sampling = Sampling(num_samples=4, temperature=3.0, max_new_tokens=45, stop=("1 +",))
     wanted = requests(n=4, problems=6)
     together = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling), wanted)

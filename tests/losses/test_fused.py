@@ -1,4 +1,4 @@
-"""The fused head equals the reference for every row, in loss and in every gradient, whatever the chunk."""
+"""The fused head equals the reference for every target, in loss and in every gradient, whatever the chunk."""
 
 import pytest
 import torch
@@ -315,7 +315,7 @@ def test_a_full_teacher_of_another_head_size():
     assert torch.isfinite(fused_target_loss(hidden, weight, batch.labels, make_target("kd"), fewer).loss)
 
 
-def test_bad_input_is_refused():
+def test_invalid_input_raises_an_error():
     batch = make_batch(ignored=(0, 1))
     hidden, weight, _ = head_inputs(batch)
     labels = batch.labels.clone()
@@ -449,7 +449,7 @@ def test_teacher_sums_without_stored_label_logps():
     assert full["teacher_tail"] == 0
 
 
-def test_side_inputs_on_ignored_rows_are_left_out():
+def test_side_inputs_of_ignored_tokens_are_left_out():
     batch = make_batch(ignored=(0, 8))
     hidden, weight, bias = head_inputs(batch)
     side = SideInputs(critical=torch.ones(9))
@@ -514,7 +514,7 @@ def test_on_a_gpu_a_chunk_has_at_least_as_many_tokens_as_the_weight_has_columns(
     assert tokens_per_chunk(8192, 151_936, torch.float32, "cuda") < 900  # a frozen head
 
 
-def test_a_wider_teacher_is_renormalised_on_the_heads_rows():
+def test_a_teacher_with_a_larger_vocabulary_is_renormalized_on_the_heads_entries():
     batch = make_batch()
     hidden, weight, _ = head_inputs(batch)
     wide = torch.randn(9, 27, dtype=torch.float64).log_softmax(-1)

@@ -172,7 +172,7 @@ def test_only_label_positions_reach_the_head(batch, monkeypatch):
 
 
 @pytest.mark.parametrize(("family", "asked"), [("qwen2", False), ("mixtral", True)])
-def test_only_a_mixture_of_experts_is_asked_for_its_router(family, asked, batch):
+def test_only_a_mixture_of_experts_returns_router_logits(family, asked, batch):
     data, _ = batch
     model, calls = FAMILIES[family](), []
     attach_target_head(model)
@@ -209,7 +209,7 @@ def test_modules_to_save_on_the_head_trains_the_copy(batch):
     assert any("modules_to_save" in name for name in grads)
 
 
-def test_an_adapter_on_the_head_is_refused():
+def test_an_adapter_on_the_head_raises_an_error():
     model = get_peft_model(FAMILIES["qwen2"](), LoraConfig(r=2, target_modules=["lm_head"], task_type="CAUSAL_LM"))
     with pytest.raises(ValueError, match="modules_to_save"):
         attach_target_head(model)

@@ -1,4 +1,4 @@
-"""Once the labels are known nothing asks the device for a value, and no tensor is made from Python numbers."""
+"""Once the labels are known the head needs no host-device synchronization: no value is read, none is copied."""
 
 from contextlib import nullcontext
 
@@ -20,7 +20,7 @@ def head_inputs(batch, dtype=torch.float32):
     return hidden.requires_grad_(), weight.requires_grad_()
 
 
-def test_no_value_is_asked_for_once_the_labels_are_known():
+def test_nothing_synchronizes_once_the_labels_are_known():
     """A fake tensor has no values: whatever needs one raises, as it would make a GPU's queue run dry."""
     with FakeTensorMode():
         batch = Unread(n=5, v=23, k=5)

@@ -147,7 +147,7 @@ def test_one_hot_teacher_makes_kd_sft(batch):
     )
 
 
-def test_label_smoothing_spares_padding_rows(batch):
+def test_label_smoothing_leaves_padding_entries_out(batch):
     side = SideInputs(vocab_size=20)
     grad = gradient(batch, make_target("label_smoothing", lam=1.0), side=side)
     p = batch.logits.softmax(-1)
@@ -176,7 +176,7 @@ def test_the_two_readings_of_the_constant_branch_tend_to_the_p_loss_and_to_sft(b
         torch.testing.assert_close(near, gradient(batch, make_target(limit)), rtol=0, atol=1e-7)
 
 
-def test_label_smoothing_with_more_tokens_than_head_rows_still_sums_to_one():
+def test_label_smoothing_with_more_tokens_than_head_entries_still_sums_to_one():
     """A tokenizer of 7 tokens over a head of 6 rows: Q summed to 0.857."""
     view = TokenView.of(torch.randn(2, 6), torch.tensor([1, 2]), side=SideInputs(vocab_size=7))
     q = make_target("label_smoothing", lam=1.0)(view).dense(view.logits.softmax(-1))
@@ -193,7 +193,7 @@ def test_a_stored_tail_is_taken_instead_of_what_the_slots_leave(batch, name):
     assert (gradient(batch, target, double) - gradient(batch, target)).abs().max() > 1e-3
 
 
-def test_a_stored_tail_follows_its_rows_and_is_renormalised_with_them():
+def test_a_stored_tail_is_renormalized_with_its_slots():
     teacher = TopK(torch.tensor([[0, 9], [1, 2]]), torch.tensor([[0.5, 0.25], [0.5, 0.125]]).log(), None,
                    torch.tensor([0.25, 0.375]).log())  # fmt: skip
     kept = teacher[torch.tensor([1, 0])].to(torch.device("cpu"), torch.float64).within(8)

@@ -39,7 +39,7 @@ def test_a_loss_as_target_keeps_its_value_and_gradient():
     torch.testing.assert_close(grad, expected, rtol=0, atol=1e-12)
 
 
-def test_a_loss_that_averages_is_refused():
+def test_a_loss_that_averages_raises_an_error():
     with pytest.raises(ValueError, match="one value per token"):
         induced_target(lambda z, y: cross_entropy(z, y), torch.zeros(2, 3), torch.tensor([0, 1]))
 

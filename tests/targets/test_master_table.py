@@ -1,4 +1,4 @@
-"""The gradient of every row equals the table of published gradients, written here on its own, densely, in float64."""
+"""The gradient of every named target is the published one, written here on its own, densely, in float64."""
 
 import math
 
@@ -122,7 +122,7 @@ def test_gradient_is_the_published_one(name, hparams, seed):
     assert grad[batch.labels == -100].abs().max() == 0
 
 
-def test_every_named_row_is_tried():
+def test_every_named_target_is_tried():
     assert {name for name, _ in ROWS} == set(TARGETS)
 
 

@@ -1,4 +1,4 @@
-"""What holds for every row, whatever the numbers."""
+"""What holds for every target, whatever the numbers."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def loss_and_gradient(logits, labels, target, teacher, side):
 
 @settings(max_examples=60, deadline=None)
 @given(rows, sizes)
-def test_gradient_sums_to_zero_and_spares_ignored_tokens(row, size):
+def test_gradient_sums_to_zero_and_is_zero_at_ignored_tokens(row, size):
     batch = make_batch(**size)
     _, grad = loss_and_gradient(batch.logits, batch.labels, make_target(row[0], **row[1]), batch.teacher, batch.side)
     assert grad.sum(-1).abs().max() < 1e-9
@@ -64,7 +64,7 @@ def test_splitting_the_batch_splits_the_sum(row, size, cut):
 
 @settings(max_examples=60, deadline=None)
 @given(rows, sizes)
-def test_padding_with_ignored_rows_changes_nothing(row, size):
+def test_padding_with_ignored_tokens_changes_nothing(row, size):
     batch = make_batch(**size)
     target = make_target(row[0], **row[1])
     n = size["n"]

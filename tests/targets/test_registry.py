@@ -110,7 +110,7 @@ def test_needs_name_the_inputs():
     assert Target(Constant(0.5), SelfPrior()).needs == frozenset()
 
 
-def test_rows_that_anchor_read_the_reference_and_rows_that_learn_from_another_model_the_teacher():
+def test_targets_that_anchor_read_the_reference_and_those_that_distill_the_teacher():
     roles = {name: make_target(name).role for name in TARGETS}
     assert {name for name, role in roles.items() if role == "reference"} == {"sft_kl", "asft", "iw_sft"}
     teacher_rows = {"kd", "kd_hybrid", "target_sft", "target_sft_constant", "target_sft_mixture"}
@@ -168,6 +168,6 @@ def test_hyper_parameters_default_to_those_the_methods_were_published_with(name)
     assert make_target(name) == make_target(name, **PUBLISHED_DEFAULTS.get(name, {}))
 
 
-def test_a_part_used_on_its_own_has_the_defaults_of_its_row():
+def test_a_part_used_on_its_own_has_the_defaults_of_its_target():
     assert make_target("eaft").trust == Entropy()
     assert make_target("gem").residual == Tempered()

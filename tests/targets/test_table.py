@@ -7,12 +7,12 @@ from qsft.cli import run_command
 from qsft.targets import table
 
 
-def test_every_row_has_words_formula_and_reference():
+def test_every_target_has_a_summary_a_formula_and_a_reference():
     for row in table.entries():
         assert all(row[name] for name in ("title", "reference", "γ", "scale"))
 
 
-def test_describe_says_what_a_row_needs():
+def test_describe_says_what_a_target_needs():
     text = table.describe("target_sft")
     assert "π_θ^0.5·π_T^0.5" in text
     assert "needs            teacher" in text

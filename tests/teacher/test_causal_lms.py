@@ -1,4 +1,4 @@
-"""Every causal LM of transformers that a tiny configuration can build: as a teacher it is right, or it is refused."""
+"""As a teacher, every causal LM that transformers can build from a tiny configuration is right or raises an error."""
 
 import contextlib
 
@@ -68,7 +68,7 @@ def outcome(model_type):
 
 
 @pytest.mark.slow
-def test_every_causal_lm_is_right_or_refused(tell):
+def test_every_causal_lm_is_right_or_raises_an_error(tell):
     found = {}
     for model_type in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         with contextlib.redirect_stderr(None):

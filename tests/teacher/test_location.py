@@ -18,7 +18,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def test_caches_live_in_the_users_cache_directory_unless_told_otherwise(home, monkeypatch):
+def test_caches_are_in_the_users_cache_directory_unless_set_otherwise(home, monkeypatch):
     assert cache_home() == home / ".cache" / "qsft"
     for name, place in (("XDG_CACHE_HOME", "x/qsft"), ("QSFT_HOME", "q/caches"), ("QSFT_CACHE", "c")):
         monkeypatch.setenv(name, str(home / place.split("/")[0]))

@@ -43,7 +43,7 @@ def test_small_tiles_change_nothing(tiny_model, monkeypatch, k):
     assert len(whole.logps) == 33
 
 
-def test_a_bf16_teacher_speaks_float32(tiny_model):
+def test_a_bf16_teacher_gives_float32_log_probs(tiny_model):
     model, ids = tiny_model().to(torch.bfloat16).eval(), torch.randint(7, 320, (2, 9))
     rows = teacher_log_probs(model, 320, input_ids=ids, labels=ids)
     assert rows.logps.dtype == torch.float32

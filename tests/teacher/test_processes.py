@@ -98,7 +98,7 @@ def test_a_process_whose_heartbeat_stops_is_noticed_by_the_observers_own_clock(l
     assert 60 < clock[0] < 70
 
 
-def test_a_process_that_lives_is_waited_for_without_limit_and_with_growing_pauses(launch, monkeypatch):
+def test_a_running_process_is_waited_for_without_limit_and_with_growing_pauses(launch, monkeypatch):
     """Its documents arrive after ten hours; a look every five seconds is enough."""
     clock, looks = [0.0], []
     other = launch(1, 1)

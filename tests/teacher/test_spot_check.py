@@ -45,7 +45,7 @@ def test_another_teacher_shows(build, documents, tiny_model):
     assert check.differing(0.02) == 5
 
 
-def test_a_few_stale_documents_do_not_drown_in_the_mean(build, documents, tiny_model):
+def test_a_few_wrong_documents_do_not_disappear_in_the_mean(build, documents, tiny_model):
     """One shard of another teacher among many: it is in the sample, and it counts by itself."""
     cache = build(documents(60, longest=8), shard_bytes=1, batch_tokens=16)
     samples = sample_documents(cache, len(cache.shards))

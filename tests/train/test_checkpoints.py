@@ -1,4 +1,4 @@
-"""Checkpoints are whole or ignored, `last` is this run's own, and a run continues only its own trajectory."""
+"""Checkpoints are complete or ignored, `last` is this run's own, and a run continues only its own trajectory."""
 
 import errno
 import json
@@ -87,7 +87,7 @@ def test_starting_anew_where_checkpoints_are_is_warned_of_by_the_trainer(run, fi
     assert any("has checkpoints of another run (checkpoint-4, checkpoint-2)" in text for text in warnings)
 
 
-def test_starting_anew_is_refused_or_the_old_checkpoints_are_set_aside(finished):
+def test_a_new_run_beside_old_checkpoints_gives_a_message_or_moves_them_aside(finished):
     assert re.search(r"has checkpoints of another run.*last.*output_dir.*--overwrite", describe_existing_run(finished))
     moved = move_previous_run(finished)
     assert sorted(path.name for path in moved.iterdir()) == ["README.md", "checkpoint-2", "checkpoint-4", "run.json"]
@@ -181,7 +181,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", [*OTHERS, "data"])
-def test_another_trajectory_is_refused_by_name_and_can_be_insisted_on(run, data, finished, what):
+def test_another_trajectory_raises_an_error_that_names_it_and_can_be_allowed(run, data, finished, what):
     other = {"rows": data.tokens(20)} if what == "data" else OTHERS[what]
     names = ["data", "max_length"] if what == "max_length" else [what]
     text = " and ".join(sorted(names, key=lambda name: name != "data"))
@@ -197,7 +197,7 @@ def test_another_trajectory_is_refused_by_name_and_can_be_insisted_on(run, data,
     assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-5")
 
 
-def test_another_learning_rate_that_is_insisted_on_is_used(run, finished):
+def test_another_learning_rate_that_is_allowed_is_used(run, finished):
     settings = {"max_steps": 6, "learning_rate": 2e-3, "resume_allow_changed": ["learning_rate"]}
     made = run(resume=str(finished / "checkpoint-2"), **settings)
     rates = [entry["learning_rate"] for entry in made.state.log_history if "learning_rate" in entry]
@@ -214,7 +214,7 @@ def test_more_steps_and_another_split_of_the_batch_are_allowed(run, finished):
     assert read_run_record(finished)["recorded"]["max_steps"] == 6
 
 
-def test_a_name_that_no_run_records_is_refused(run, finished):
+def test_a_name_that_no_run_records_raises_an_error(run, finished):
     with pytest.raises(ValueError, match=r"resume_allow_changed names lr, which no run records.*learning_rate"):
         run(resume=True, resume_allow_changed=["lr"])
 

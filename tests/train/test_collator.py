@@ -1,4 +1,4 @@
-"""TeacherCollator attaches by content: right rows, right places, nothing lost on the way to another process."""
+"""TeacherCollator attaches the right log-probs in the right places, also in another process."""
 
 import pickle
 
@@ -28,7 +28,7 @@ def cache(rows, tiny_tokenizer, tmp_path_factory):
 
 
 @pytest.mark.parametrize("padding_free", [False, True])
-def test_rows_are_the_live_teachers(rows, cache, tiny_model, padding_free):
+def test_log_probs_are_those_of_the_live_teacher(rows, cache, tiny_model, padding_free):
     collator = TeacherCollator(DataCollatorForLanguageModeling(0, padding_free=padding_free), cache)
     batch = collator(rows[3:9])
     inputs = {name: batch.get(name) for name in ("input_ids", "labels", "attention_mask", "position_ids")}
@@ -43,7 +43,7 @@ def test_rows_are_the_live_teachers(rows, cache, tiny_model, padding_free):
     assert (from_bits(batch["teacher_logps"])[:, 1:][~keep] == float("-inf")).all()
 
 
-def test_nothing_but_integers(rows, cache):
+def test_all_inputs_are_integers(rows, cache):
     batch = TeacherCollator(DataCollatorForLanguageModeling(0), cache)(rows[:3])
     assert batch["teacher_ids"].dtype == torch.int32
     assert batch["teacher_logps"].dtype == batch["teacher_label_logp"].dtype == torch.int16
@@ -66,7 +66,7 @@ def test_documents_without_labels_are_not_looked_up(rows, cache):
     TeacherCollator(DataCollatorForLanguageModeling(0), cache)([rows[0], silent])
 
 
-def test_pickles_as_a_path(rows, cache):
+def test_a_cache_is_pickled_as_its_path(rows, cache):
     collator = TeacherCollator(DataCollatorForLanguageModeling(0), cache)
     content = pickle.dumps(collator)
     assert len(content) < 2000
@@ -75,7 +75,7 @@ def test_pickles_as_a_path(rows, cache):
 
 
 @pytest.mark.slow
-def test_workers_that_are_spawned(rows, cache):
+def test_a_spawned_worker_reads_the_cache(rows, cache):
     collator = TeacherCollator(DataCollatorForLanguageModeling(0), cache)
     loader = DataLoader(rows, batch_size=6, collate_fn=collator, num_workers=1, multiprocessing_context="spawn")
     for got, start in zip(loader, (0, 6)):
@@ -83,7 +83,7 @@ def test_workers_that_are_spawned(rows, cache):
         assert all(got[name].equal(expected[name]) for name in expected)
 
 
-def test_streaming_rows(rows, cache):
+def test_streamed_examples_get_their_log_probs(rows, cache):
     stream = IterableDataset.from_generator(lambda: iter(rows))
     collator = TeacherCollator(DataCollatorForLanguageModeling(0), cache)
     batch = next(iter(DataLoader(stream, batch_size=4, collate_fn=collator)))

@@ -30,7 +30,7 @@ def batched_documents(collator, rows, size=5):
 
 
 @pytest.mark.parametrize(("form", "settings"), SETTINGS)
-def test_rows_and_batches_agree(trainer, data, form, settings):
+def test_data_sets_and_batches_have_the_same_documents(trainer, data, form, settings):
     made = trainer(getattr(data, form)(), **settings)
     documents = Documents(made.train_dataset)
     batches = list(batched_documents(made.data_collator, list(made.train_dataset)))

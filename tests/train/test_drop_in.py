@@ -246,7 +246,7 @@ def test_streaming_data_need_a_live_teacher_or_a_prebuilt_cache(trainer, data, s
     trainer(stream, target="target_sft", teacher_cache=str(built), max_steps=1).train()
 
 
-def test_data_passed_to_predict_are_prepared_and_get_their_teacher_rows(trainer, data, student):
+def test_data_passed_to_predict_are_prepared_and_get_their_teacher_log_probs(trainer, data, student):
     made = trainer(data.completion(12), target="target_sft", teacher=student, teacher_top_k=7)
     known = len(made.cache)
     result = made.predict(data.completion(20))
@@ -310,7 +310,7 @@ def test_other_adapters(trainer, data, tiny_model, logged, kind):
     assert len(logged(made)) == 2
 
 
-def test_a_penalty_on_the_models_own_loss_is_refused(trainer, data, tiny_model):
+def test_a_penalty_on_the_models_own_loss_raises_an_error(trainer, data, tiny_model):
     with pytest.raises(ValueError, match=r"orth_reg_weight=0\.5.*Use LoRA"):
         trainer(data.completion(), model=get_peft_model(tiny_model(), AdaLoraConfig(total_step=10, **ON_Q)))
 

@@ -1,4 +1,4 @@
-"""The rows that read more than a teacher: iw_sft, psft, cft; and sft_kl, asft against the base model."""
+"""Every target trains; then those that read more than a teacher (iw_sft, psft, cft) or a reference (sft_kl, asft)."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ ALL_BUT_SIDE = ["sft", "dft", "beyond_log", "profit", "eaft", "label_smoothing",
 
 
 @pytest.mark.parametrize("name", ALL_BUT_SIDE)
-def test_every_row_trains(trainer, data, tiny_model, logged, name):
+def test_every_target_trains(trainer, data, tiny_model, logged, name):
     kwargs = {"tau": 1e-4} if name == "profit" else None  # an untrained model finds nothing likely
     made = trainer(data.completion(), target=name, target_kwargs=kwargs, teacher=tiny_model(seed=5), max_steps=2)
     before = made.model.lm_head.weight.detach().clone()
@@ -39,8 +39,8 @@ def test_base_is_the_student_before_training(trainer, data, logged, name, live):
 
 
 @pytest.mark.parametrize("name", ["sft_kl", "asft", "iw_sft"])
-def test_anchor_rows_read_the_student_before_training_not_the_teacher(trainer, data, tiny_model, tmp_path, name):
-    """As in a recipe, which names a teacher and its cache for the rows that read one."""
+def test_targets_that_anchor_read_the_untrained_student_not_the_teacher(trainer, data, tiny_model, tmp_path, name):
+    """As in a recipe, which names a teacher and its cache for the targets that read one."""
     tiny_model(seed=5).save_pretrained(tmp_path / "teacher")
     recipe = {"teacher_model_name_or_path": str(tmp_path / "teacher"), "teacher_cache": str(tmp_path / "cache")}
     taught = trainer(data.completion(), target="kd_hybrid", **recipe)
@@ -55,7 +55,9 @@ def test_anchor_rows_read_the_student_before_training_not_the_teacher(trainer, d
     assert trainer(data.completion(), target=name, reference_model_name_or_path=other).cache.path != anchored.cache.path
 
 
-def test_an_explicit_teacher_of_an_anchor_row_is_its_reference(trainer, data, tiny_model, tmp_path, monkeypatch):
+def test_an_explicit_teacher_is_the_reference_of_a_target_that_anchors(
+    trainer, data, tiny_model, tmp_path, monkeypatch
+):
     said = []
     monkeypatch.setattr("qsft.train.teacher.logger.warning", said.append)
     given = trainer(data.completion(), target="sft_kl", teacher=tiny_model(seed=5), teacher_cache=str(tmp_path / "c"))
@@ -65,7 +67,7 @@ def test_an_explicit_teacher_of_an_anchor_row_is_its_reference(trainer, data, ti
     assert [text.split(":")[0] for text in said] == ["the target anchors to a reference"] * 2
 
 
-def test_the_reference_of_an_adapter_is_the_student_with_it_switched_off(trainer, data):
+def test_the_reference_of_an_adapter_is_the_student_with_it_disabled(trainer, data):
     lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
     made = trainer(data.completion(), target="asft", peft_config=lora, max_steps=1)
     assert made.live_teacher is not None
@@ -110,7 +112,7 @@ def test_iw_sft_starts_as_sft(trainer, data, logged, settings):
     assert logged(weighted) == pytest.approx(logged(plain), rel=2e-3)  # the reference is stored as fp16
 
 
-def test_iw_sft_weighs_documents_not_rows(trainer, data, tiny_model, tmp_path):
+def test_iw_sft_weighs_documents_not_examples(trainer, data, tiny_model, tmp_path):
     """One weight per document: packed or not, with another reference, the loss of the same documents is the same."""
     sums = []
     for settings in ({}, {"packing": True}):
@@ -182,13 +184,13 @@ def test_cft_survives_a_stream(trainer, data, logged):
     assert 0.0 < logged(made, "gamma")[0] < 1.0
 
 
-def test_a_mask_that_is_not_aligned_is_refused(trainer, data):
+def test_a_mask_that_is_not_aligned_raises_an_error(trainer, data):
     rows = data.tokens(3).add_column("critical", [[1], [0], [1]])
     with pytest.raises(ValueError, match=r"'critical' has 1 values for an example of \d+ tokens"):
         trainer(rows, target="cft")
 
 
-def test_a_mask_of_fractions_is_refused(trainer, data):
+def test_a_mask_of_fractions_raises_an_error(trainer, data):
     rows = data.tokens(4).map(lambda row: {"critical": [0.5] * len(row["input_ids"])})
     with pytest.raises(ValueError, match="'critical' must mark critical tokens with 1"):
         trainer(rows, target="cft").train()

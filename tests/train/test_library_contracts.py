@@ -114,7 +114,7 @@ def test_a_configuration_from_the_hub_knows_its_commit():
     assert '"_commit_hash"' in inspect.getsource(configuration_utils)
 
 
-def test_deepspeed_is_asked_by_this_function():
+def test_deepspeed_zero3_is_detected_by_this_function():
     assert deepspeed.is_deepspeed_zero3_enabled() is False
 
 

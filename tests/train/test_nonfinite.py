@@ -1,4 +1,4 @@
-"""NaN and infinity: what is said, and that they never reach a checkpoint."""
+"""NaN and infinity: the errors, and that they never reach a checkpoint."""
 
 import pytest
 import torch

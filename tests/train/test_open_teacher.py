@@ -1,4 +1,4 @@
-"""The teacher of a run: who is refused, before it costs anything, and what "base" means."""
+"""Opening the teacher of a run: what raises an error before it costs anything, and which weights "base" means."""
 
 import copy
 
@@ -46,7 +46,7 @@ def longer(tiny_tokenizer):
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "cached"])
-def test_a_teacher_with_other_tokens_at_the_same_ids_is_refused(trainer, data, saved, renamed, live):
+def test_a_teacher_with_other_tokens_at_the_same_ids_raises_an_error(trainer, data, saved, renamed, live):
     with pytest.raises(
         ValueError, match=r"does not match the one of the teacher.*id 300 is 'other' .* and 'w\d+' here"
     ):
@@ -54,7 +54,7 @@ def test_a_teacher_with_other_tokens_at_the_same_ids_is_refused(trainer, data, s
 
 
 @pytest.mark.parametrize("cache", [None, "cache"], ids=["live", "cached"])
-def test_a_model_whose_head_is_too_small_is_refused(trainer, data, tiny_model, tmp_path, cache):
+def test_a_model_whose_head_is_too_small_raises_an_error(trainer, data, tiny_model, tmp_path, cache):
     settings = {"target": "target_sft", "teacher_cache": cache and str(tmp_path / cache)}
     with pytest.raises(ValueError, match=r"head of the teacher Qwen2.* has 319 entries, but the tokenizer has 320"):
         trainer(data.completion(), teacher=tiny_model(vocab_size=319), **settings)
@@ -101,7 +101,7 @@ def test_a_directory_of_weights_alone_has_no_tokenizer_to_compare(trainer, data,
 
 
 @pytest.mark.parametrize("target", ["target_sft", "label_smoothing"])
-def test_added_tokens_need_no_row_in_the_head(config, data, tiny_model, longer, saved, target):
+def test_added_tokens_need_no_entry_in_the_head(config, data, tiny_model, longer, saved, target):
     args = config(target=target, teacher_model_name_or_path=saved(longer))
     made = TargetSFTTrainer(tiny_model(), args, train_dataset=data.completion(), processing_class=longer)
     made.train()
@@ -136,7 +136,7 @@ def test_a_sharded_base_is_loaded_again_as_the_student_was(saved, fill_base, cap
     assert "has other weights" not in caplog.text
 
 
-def test_a_sharded_base_that_is_not_the_student_is_told(saved, fill_base, caplog):
+def test_a_sharded_base_with_other_weights_than_the_student_gives_a_warning(saved, fill_base, caplog):
     student = AutoModelForCausalLM.from_pretrained(saved())
     fill_base(student)
     assert "other weights" not in caplog.text

@@ -1,4 +1,4 @@
-"""LoRA: only adapters change, the head's weight gradient is never computed, the adapter switched off is the base."""
+"""LoRA: only adapters change, the head's weight gradient is never computed, the disabled adapter leaves the base."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_only_adapters_change(trainer, data, tiny_model, lora, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["sft_kl", "asft", "iw_sft"])
-def test_the_adapter_switched_off_is_the_frozen_base(trainer, data, tiny_model, lora, logged, name):
+def test_the_disabled_adapter_leaves_the_frozen_base(trainer, data, tiny_model, lora, logged, name):
     off = trainer(data.completion(), target=name, teacher="base", peft_config=lora, learning_rate=1e-2)
     assert isinstance(off.live_teacher.model, PeftModel)
     copy = trainer(data.completion(), target=name, teacher=tiny_model(), peft_config=lora, learning_rate=1e-2)
@@ -116,7 +116,7 @@ def test_a_live_base_runs_under_the_students_autocast(trainer, data, lora):
     assert seen[-1]  # the ones before are the self-check, in full precision
 
 
-def test_an_adapter_on_the_head_is_refused(trainer, data):
+def test_an_adapter_on_the_head_raises_an_error(trainer, data):
     config = LoraConfig(r=4, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
     with pytest.raises(ValueError, match="lm_head"):
         trainer(data.completion(), peft_config=config)

@@ -1,4 +1,4 @@
-"""A run that was interrupted and resumed is the uninterrupted run, bit for bit; another target is refused."""
+"""A run that was interrupted and resumed is the uninterrupted run, bit for bit; another target raises an error."""
 
 import json
 import shutil
@@ -151,7 +151,7 @@ def test_a_checkpoint_remembers_its_target_and_teacher(whole):
         ({"teacher_top_k": 4}, "teacher"),
     ],
 )
-def test_another_target_or_teacher_is_refused(taught, unfinished, tmp_path, change, what):
+def test_another_target_or_teacher_raises_an_error(taught, unfinished, tmp_path, change, what):
     checkpoint = unfinished("target_sft")
     changed = {**change, "output_dir": str(checkpoint.parent)}
     changed |= {"teacher_cache": str(tmp_path / "cache2")} if what == "teacher" else {}

@@ -1,4 +1,4 @@
-"""A step of the trainer asks the device for no value in our code: the collator has counted the labels on the CPU."""
+"""A step of the trainer needs no host-device synchronization of ours: the collator has found the labels on the CPU."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from qsft.train.validate import collator_sees_final_labels
 READERS = ("sft", "target_sft", "iw_sft", "psft", "cft")
 
 
-def test_no_step_waits_for_the_device(trainer, data, tiny_model, tmp_path):
+def test_no_step_synchronizes_with_the_device(trainer, data, tiny_model, tmp_path):
     """Fake tensors have no values: whatever asks for one raises, as it would make a GPU's queue run dry."""
     small = tiny_model(num_hidden_layers=1)
     made = trainer(

@@ -187,7 +187,7 @@ def test_several_evaluation_sets_keep_their_names(trainer, data):
     assert {"eval_a_loss", "eval_b_loss", "eval_a_gamma", "eval_b_entropy"} <= set(metrics)
 
 
-def test_data_passed_to_evaluate_get_their_teacher_rows(taught, data):
+def test_data_passed_to_evaluate_get_their_teacher_log_probs(taught, data):
     made = taught(data.completion(12))
     held_out = data.completion(24)
     assert len(made.cache) == 12
@@ -254,7 +254,7 @@ def test_a_model_id_is_built_into_a_cache(trainer, data, teacher, tiny_tokenizer
     assert live.cache is None
 
 
-def test_a_student_with_another_tokenizer_is_refused(taught, data, tiny_tokenizer, tmp_path, tiny_model):
+def test_a_student_with_another_tokenizer_raises_an_error(taught, data, tiny_tokenizer, tmp_path, tiny_model):
     made = taught(data.completion())
     other = type(tiny_tokenizer).from_pretrained(_renamed(tiny_tokenizer, tmp_path / "other"))
     from qsft.train.trainer import TargetSFTTrainer

@@ -26,7 +26,7 @@ from qsft.train.validate import check_adapter, check_parallelism
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_refused(trainer, data, settings, words):
+def test_what_cannot_be_trained_raises_an_error(trainer, data, settings, words):
     with pytest.raises(ValueError) as error:
         trainer(data.completion(), **settings)
     assert words in str(error.value)
@@ -53,7 +53,7 @@ def test_parallelism(parallelism, n_gpu, words):
     check_parallelism(SimpleNamespace(cp_enabled=False, sp_enabled=False), SimpleNamespace(n_gpu=1))
 
 
-def test_a_trained_copy_of_the_head_is_refused_under_fsdp(tiny_model):
+def test_a_trained_copy_of_the_head_raises_an_error_under_fsdp(tiny_model):
     from peft import LoraConfig, get_peft_model
 
     lora = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
@@ -67,7 +67,7 @@ def test_a_trained_copy_of_the_head_is_refused_under_fsdp(tiny_model):
 # ---- the head's kernel ----
 
 
-def test_a_kernel_that_cannot_run_here_is_refused_before_any_work(trainer, data, monkeypatch):
+def test_a_kernel_that_cannot_run_here_raises_an_error_before_any_work(trainer, data, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match='head_kernel="triton" needs triton and a CUDA or ROCm device'):
         trainer(data.completion(), head_kernel="triton", model="there is no such model")

@@ -153,7 +153,7 @@ def use_new_name_of_checkpointing(args: Any) -> None:
 
 def own_fields() -> list[Field[Any]]:
     """The fields that TargetSFTConfig adds to SFTConfig."""
-    return [known for known in fields(TargetSFTConfig) if known.name in TargetSFTConfig.__annotations__]
+    return [own for own in fields(TargetSFTConfig) if own.name in TargetSFTConfig.__annotations__]
 
 
 def validate_fields(args: Any) -> None:
@@ -201,8 +201,8 @@ def adopt_config(args: Any, model: Any) -> Any:
             adopted.target = "dft"
         validate_fields(adopted)
         return adopted
-    known = {known.name for known in fields(TargetSFTConfig) if known.init}
-    values = {name: value for name, value in args.to_dict().items() if name in known}
+    names = {own.name for own in fields(TargetSFTConfig) if own.init}
+    values = {name: value for name, value in args.to_dict().items() if name in names}
     for name in values:
         if name.endswith("_token"):  # to_dict() masks secrets
             values[name] = getattr(args, name)

@@ -15,6 +15,7 @@ from transformers.integrations import deepspeed as hf_deepspeed
 from transformers.utils import logging
 
 from qsft.run_directory import BASE
+from qsft.targets.table import formula
 from qsft.targets.target import Target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.format.manifest import is_cache
@@ -140,7 +141,7 @@ def resolve_teacher(
         if teacher is None:
             return None
         if not target.may_read_teacher:
-            logger.warning(f"the target {target} does not read a teacher: the given one is not used.")
+            logger.warning(f"the target ({formula(target)}) does not read a teacher: the given one is not used.")
             return None
     if "ref_logp" in target.needs and args.teacher_missing == "student":
         raise ValueError(
@@ -151,7 +152,7 @@ def resolve_teacher(
     student_name = student if isinstance(student, str) else None
     if model is None:
         if directory is None:
-            raise ValueError(_no_teacher_message(target, args))
+            raise ValueError(_no_teacher_message(target))
         return CachedTeacher(directory, None, student_name)
     has_adapters = peft_config is not None or isinstance(student, PeftModel)
     if model == BASE:
@@ -262,9 +263,9 @@ def _is_cache(teacher: str | Path) -> bool:
     return isinstance(teacher, Path) and not is_model
 
 
-def _no_teacher_message(target: Target, args: Any) -> str:
+def _no_teacher_message(target: Target) -> str:
     return (
-        f"target {args.target!r} ({target!r}) needs a teacher, but no teacher was given. Add one line:\n"
+        f"the target ({formula(target)}) needs a teacher, but no teacher was given. Add one line:\n"
         '    TargetSFTTrainer(..., teacher="Qwen/Qwen2.5-Math-1.5B-Instruct")\n'
         "It may be a model id, a model, a cache directory, or 'base' for the student before training; in a config it "
         "is teacher_model_name_or_path or teacher_cache. Or choose a target without a teacher: target='dft'."

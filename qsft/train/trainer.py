@@ -568,7 +568,13 @@ def _resolve_target(target: str | Target | None, args: Any) -> tuple[str | None,
     if target is None:
         return args.target, make_target(args.target, **as_dict(args.target_kwargs))
     if isinstance(target, str):
-        kwargs = as_dict(args.target_kwargs) if target == args.target else {}
+        kwargs = as_dict(args.target_kwargs)
+        if kwargs and target != args.target:
+            raise ValueError(
+                f"target={target!r} was passed to the trainer, but target_kwargs={kwargs} of the config belong to its "
+                f"target={args.target!r} and would not be used. Set target={target!r} in the config, or pass "
+                f"make_target({target!r}, …) to the trainer."
+            )
         return target, make_target(target, **kwargs)
     if not isinstance(target, Target):
         raise TypeError(

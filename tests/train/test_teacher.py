@@ -79,7 +79,8 @@ def test_a_function_may_read_a_teacher_although_it_does_not_declare_it(resolve):
 
 
 def test_a_target_that_reads_a_teacher_needs_one(resolve):
-    with pytest.raises(ValueError, match="needs a teacher, but no teacher was given"):
+    formula = r"γ = 0, π̃ = π_T, scale = 1"
+    with pytest.raises(ValueError, match=rf"the target \({formula}\) needs a teacher, but no teacher was given"):
         resolve("kd")
 
 

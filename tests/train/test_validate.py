@@ -19,6 +19,10 @@ from qsft.train.validate import check_adapter, check_parallelism
         ({"target": "target_sft"}, 'TargetSFTTrainer(..., teacher="'),
         ({"target": "taget_sft"}, "Did you mean 'target_sft'"),
         ({"target": "sft", "target_kwargs": {"eta": 1}}, "no hyper-parameter 'eta'"),
+        (
+            {"target": "target_sft", "target_object": "kd", "target_kwargs": {"tail": "ghost"}},
+            "target='kd' was passed to the trainer, but",
+        ),
         ({"target": "iw_sft", "teacher": "base", "teacher_missing": "student"}, "leaves iw_sft without weights"),
         ({"loss_normalization": "mean"}, "Choose one of tokens, micro_batch_mean"),
         ({"psft_block_steps": 0}, "must be at least 1"),

@@ -79,7 +79,7 @@ test-newest: setup.cfg  ## the suite with the newest releases (torch aside), in 
 	$(VENV)-newest/bin/python -m pip install --quiet -c $(VENV)-newest/torch.txt -e ".[test]"
 	$(VENV)-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-coverage: $(VENV)/.installed-test  ## the maths and the two losses are covered to 98 %
+coverage: $(VENV)/.installed-test  ## the mathematics and the two losses are covered to 98 %
 	$(BIN)/python -m pytest -n $(WORKERS) tests/targets tests/losses --cov=qsft.targets --cov=qsft.losses.reference \
 	  --cov=qsft.losses.fused --cov=qsft.losses.sums --cov-report=term --cov-fail-under=98
 
@@ -87,7 +87,7 @@ lint: $(VENV)/.installed-dev  ## ruff: style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.installed-dev  ## mypy: strict where the maths is
+types: $(VENV)/.installed-dev  ## mypy: strict where the mathematics is
 	$(BIN)/mypy
 
 layers: $(VENV)/.installed-dev  ## import-linter: the layers of the package

@@ -34,7 +34,7 @@ class Ledger:
     def read(self, stage: str) -> dict[Key, Record]:
         """The records that all processes have computed so far, by key."""
         records: dict[Key, Record] = {}
-        for path in self._parts(stage):
+        for path in self.files(stage):
             for record in read_sealed_lines(path, remedy=self.remedy):
                 records[key_of(record, path, self.remedy)] = record
         return records
@@ -100,7 +100,7 @@ class Ledger:
             ValueError: if a record is missing.
         """
         found = self.read(stage)
-        parts = self._parts(stage)
+        parts = self.files(stage)
         missing = [key for key in keys if key not in found]
         if missing:
             problem, sample = missing[0]
@@ -117,21 +117,14 @@ class Ledger:
         return records
 
     def has_records(self, stage: str) -> bool:
-        return any(path.stat().st_size for path in self._parts(stage))
+        return any(path.stat().st_size for path in self.files(stage))
 
     def repair(self, stage: str) -> None:
         """Remove what a kill left behind the last complete line of each file."""
-        for path in self._parts(stage):
+        for path in self.files(stage):
             remove_incomplete_line(path)
 
     def files(self, stage: str) -> list[Path]:
-        """The files of a stage."""
-        return self._parts(stage)
-
-    def _path(self, stage: str, rank: int) -> Path:
-        return self.directory / (f"{stage}.rank{rank}.jsonl" if rank else f"{stage}.jsonl")
-
-    def _parts(self, stage: str) -> list[Path]:
         """The files of a stage, that of process 0 first."""
         check_stage(stage)
         if not self.directory.is_dir():
@@ -143,6 +136,9 @@ class Ledger:
             if name:
                 by_rank[int(name[2] or 0)] = path
         return [by_rank[rank] for rank in sorted(by_rank)]
+
+    def _path(self, stage: str, rank: int) -> Path:
+        return self.directory / (f"{stage}.rank{rank}.jsonl" if rank else f"{stage}.jsonl")
 
 
 def key_of(record: Record, file: Path, remedy: str = REMEDY) -> Key:

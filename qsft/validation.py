@@ -14,6 +14,7 @@ def check_range(name: str, value: float, low: float, high: float = float("inf"),
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of `choices`; the message suggests a similar one."""
     if value not in choices:
         raise ValueError(
             f"{name} = {value!r} is not one of {', '.join(map(repr, choices))}.{did_you_mean(value, choices)}"

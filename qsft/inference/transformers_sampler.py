@@ -24,7 +24,7 @@ from qsft.inference.stop_conditions import CHECK_EVERY, StopConditions
 from qsft.losses.evaluation_mode import evaluating
 
 MAX_BATCH_SIZE = 512
-CPU_MEMORY = 2 << 30
+CPU_MEMORY = 2 << 30  # bytes for the KV cache and the noise on a CPU
 # The batch is compacted and refilled once an eighth of it is finished: each time copies the whole cache.
 REFILL_BELOW = 0.875
 NOISE_BYTES = 48  # per vocabulary entry and sequence, while a token is drawn

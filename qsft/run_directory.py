@@ -40,7 +40,7 @@ def curated_directory(run: str | Path) -> Path:
 
 def previous_runs_directory(run: str | Path) -> Path:
     """Where `--overwrite` moves the earlier runs of a directory: beside it, so that an upload does not include them."""
-    resolved = Path(run).absolute()
+    resolved = Path(run).resolve()
     return resolved.with_name(f"{resolved.name}.previous")
 
 

@@ -104,9 +104,11 @@ def claim_output_dir(recipe: Recipe) -> None:
     A checkpoint that cannot be resumed from is an error here, before the teacher's cache is built.
 
     Raises:
-        ValueError: The directory has checkpoints of another run, or the requested checkpoint is incomplete.
+        ValueError: The directory has checkpoints of another run, or the requested checkpoint is incomplete; or the
+            directory is above the current one, or with `overwrite` that one itself.
     """
     output_dir = recipe.output_dir
+    check_not_around_us(output_dir, overwrite=recipe.settings.overwrite)
     overwrite = recipe.settings.overwrite
     requested = recipe.values.get("resume_from_checkpoint")
     if overwrite and requested is not None:
@@ -123,6 +125,22 @@ def claim_output_dir(recipe: Recipe) -> None:
     problem = describe_existing_run(output_dir)
     if problem:
         raise ValueError(problem)
+
+
+def check_not_around_us(output_dir: str, *, overwrite: bool) -> None:
+    """Raise ValueError for an output directory that holds the current directory and with it files of other purposes."""
+    resolved = Path(output_dir).resolve()
+    here = Path.cwd().resolve()
+    if resolved in here.parents:
+        raise ValueError(
+            f"output_dir {output_dir!r} is {resolved}, which contains the current directory. A run writes README.md, "
+            "config.json and other files there: choose a directory of its own, such as runs/mine."
+        )
+    if overwrite and resolved == here:
+        raise ValueError(
+            f"--overwrite would move everything in the current directory {here} aside. Run the command from another "
+            "directory, or choose another --output_dir."
+        )
 
 
 def recipe_record(job: Job) -> RecipeRecord:

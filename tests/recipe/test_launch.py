@@ -240,6 +240,36 @@ def test_a_directory_belongs_to_one_run(tiny_run, capsys):
     assert main([*again, "--resume_allow_changed", "learning_rate"]) == 0
 
 
+@pytest.mark.parametrize("words", [["--output_dir", "../.."], ["--output_dir", "..", "--overwrite"]])
+def test_an_output_directory_around_the_current_one_is_refused_and_nothing_in_it_changes(
+    words, tiny_run, tmp_path, monkeypatch, capsys
+):
+    here = tmp_path / "home" / "project" / "src"
+    (here / "checkpoint-1").mkdir(parents=True)
+    for directory in (here, *here.parents[:2]):
+        (directory / "README.md").write_text("mine")
+        (directory / "checkpoint-2").mkdir()
+    monkeypatch.chdir(here)
+    before = sorted(tmp_path.rglob("*"))
+    recipe = tmp_path / "home" / "hostile.yaml"
+    recipe.write_text((REPO / "recipes" / "numina_qwen_math_1p5b.yaml").read_text())
+    assert main(["train", str(recipe), *tiny_run("numina").words, "--target", "sft", *words]) == 2
+    assert "contains the current directory" in capsys.readouterr().err
+    recipe.unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_overwrite_does_not_move_the_current_directory(tiny_run, tmp_path, monkeypatch, capsys):
+    tiny = tiny_run("numina")
+    (tmp_path / "here" / "checkpoint-1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    command = ["train", "numina_qwen_math_1p5b", *tiny.words, "--target", "sft", "--output_dir", "."]
+    assert main([*command, "--overwrite"]) == 2
+    assert "--overwrite would move everything in the current directory" in capsys.readouterr().err
+    assert (tmp_path / "here" / "checkpoint-1").is_dir()
+    assert not (tmp_path / "here.previous").exists()
+
+
 @pytest.mark.parametrize("asked", ["last", "nosuch"])
 def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_loaded(asked, tmp_path, monkeypatch):
     monkeypatch.setattr("qsft.recipe.run.prepare", lambda *_: pytest.fail("the recipe was prepared"))

@@ -70,7 +70,9 @@ def page(
     """
     blobs = {"plotly": _plotly()} if plotly or 'class="plot"' in body else {}
     if data is not None:
-        blobs["data"] = packed(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+        blobs["data"] = packed(
+            show_invisible(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+        )
     roles = json.dumps({",".join(map(str, bytes.fromhex(color[1:]))): role for color, role in ROLES.items()})
     shell = static("qsft", "shell.js").replace("/* roles */ {}", roles)
     return static("qsft", "shell.html").format(
@@ -96,8 +98,9 @@ def figure(fig: "Figure", caption: str, *, height: int = 360, table: str = "") -
     spec["layout"].pop("template", None)
     from plotly.utils import PlotlyJSONEncoder
 
-    text = json.dumps({"data": spec["data"], "layout": spec["layout"]}, cls=PlotlyJSONEncoder, allow_nan=False)
-    inert = text.replace("<", "\\u003c")  # nothing in it can end the script element
+    content = {"data": spec["data"], "layout": spec["layout"]}
+    text = json.dumps(content, cls=PlotlyJSONEncoder, ensure_ascii=False, allow_nan=False)
+    inert = show_invisible(text).replace("<", "\\u003c")  # nothing in it can end the script element
     numbers = f"<details><summary>The numbers</summary>{table}</details>" if table else ""
     return (
         f'<figure><div class="plot" role="img" aria-label="{escape(caption)}" style="height:{height}px">'
@@ -148,7 +151,18 @@ def show_invisible(text: str) -> str:
     >>> show_invisible("a\\u202eb")
     'a⟨U+202E⟩b'
     """
-    return "".join(f"⟨U+{ord(character):04X}⟩" if _is_invisible(character) else character for character in text)
+    return text.translate(_SHOWN)
+
+
+class _ShownCharacters(dict[int, str | int]):
+    """What `str.translate` writes for a code point: itself, or ⟨U+…⟩ for an invisible one."""
+
+    def __missing__(self, code: int) -> str | int:
+        self[code] = f"⟨U+{code:04X}⟩" if _is_invisible(chr(code)) else code
+        return self[code]
+
+
+_SHOWN = _ShownCharacters()
 
 
 def _is_invisible(character: str) -> bool:

@@ -21,6 +21,9 @@ FLAGS = (
 READY = "return document.documentElement.dataset.ready === 'true'"
 
 
+INVISIBLE = "\u202e\u2066\u2067\u2069\u200b\u200d\u2060\ufeff\u00ad\u061c"  # overrides, isolates, zero width
+
+
 class Browser:
     """Headless Chromium with the network off; it remembers what the console said."""
 
@@ -57,6 +60,14 @@ class Browser:
 
     def text(self, selector):
         return self.one(selector).text
+
+    def invisible(self):
+        """Return the bidirectional and zero-width characters in what the page shows, its title and its labels."""
+        shown = self.js(
+            "const labels = [...document.querySelectorAll('[title],[aria-label],option')];"
+            "return document.title + document.body.innerText + labels.map(e => e.title + e.ariaLabel + e.text).join('')"
+        )
+        return sorted(set(shown) & set(INVISIBLE))
 
     def press(self, element, *keys):
         """Focus an element and press keys, as a keyboard user does."""

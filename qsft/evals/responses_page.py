@@ -79,9 +79,13 @@ def responses_part(methods: Mapping[str, Results]) -> ResponsesPart:
 def _pack(texts: list[list[list[str]]]) -> str:
     chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
     return "".join(
-        f'<script type="text/plain" id="texts-{number}">{page.packed(json.dumps(chunk), level=6)}</script>'
+        f'<script type="text/plain" id="texts-{number}">{_pack_chunk(chunk)}</script>'
         for number, chunk in enumerate(chunks)
     )
+
+
+def _pack_chunk(chunk: list[list[list[str]]]) -> str:
+    return page.packed(page.show_invisible(json.dumps(chunk, ensure_ascii=False)), level=6)
 
 
 def _question(problem: Problem | None) -> dict[str, Any]:

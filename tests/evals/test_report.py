@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from browser import INVISIBLE
 from evaluations import make_result, task_settings, write_evaluation
 
 from qsft.evals.compare import compare, run_names
@@ -88,6 +89,20 @@ def test_a_person_can_read_filter_and_search_responses(tmp_path, browser, dark):
     assert wait_for(lambda: "2 problems, 2 responses" in browser.text("#reader-count") or None)
     browser.one(".response summary").click()
     assert "</script>text" in browser.text(".response pre")
+
+
+@pytest.mark.browser
+def test_bidirectional_and_zero_width_text_of_models_and_data_is_written_out(tmp_path, browser):
+    """An override would show a wrong answer reversed, as a right one; a zero-width space would hide a difference."""
+    evil = f"no{INVISIBLE}on"
+    problems = [Problem("p", f"What {evil}?", f"2{evil}", {"A": f"4{evil}", "B": "5"})]
+    generations = [Generation("p", 0, f"so \u202e21\u202c {evil}", 10, "stop")]
+    grades = [Grade(False, False, evil)]
+    report = report_of(Result(f"t{evil}", 1, generations, grades, problems), model=f"m{evil}")
+    browser.open(report.write(tmp_path))
+    assert wait_for(lambda: browser.text(".response pre") or None).startswith("so ⟨U+202E⟩21")
+    assert "no⟨U+202E⟩⟨U+2066⟩" in browser.text(".problem")
+    assert browser.invisible() == []
 
 
 def wait_for(found, seconds=30):

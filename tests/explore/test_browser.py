@@ -1,8 +1,11 @@
 """The pages in a real browser: clicks, keys and sliders, with the network off."""
 
 import pytest
+import tiny
+import tokenizers
 import torch
 import torch.nn.functional as F
+from browser import INVISIBLE
 
 from qsft.explore import target_grid
 from qsft.explore.alignment import measure_alignment
@@ -15,6 +18,7 @@ from qsft.page import write_page
 from qsft.targets.registry import make_target
 from qsft.targets.target import LossTarget
 from qsft.targets.view import TokenView
+from qsft.teacher.capture.capture import build_cache
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
 from selenium.webdriver.common.keys import Keys
@@ -246,3 +250,24 @@ def test_the_theme_can_be_chosen(browser, alignment):
         ("Color theme: automatic", None),
     ]
     assert browser.js("return getSelection().selectAllChildren(document.body), getSelection().toString().length") > 500
+
+
+@pytest.mark.parametrize("kind", ["tokens", "alignment", "run"])
+def test_bidirectional_and_zero_width_tokens_are_written_out(browser, folder, student, kind):
+    evil = f"no{INVISIBLE}on"
+    tokenizer = tiny.make_tokenizer()
+    words = tokenizer.get_vocab()
+    backend = tokenizers.models.WordLevel({evil if word == "w7" else word: i for word, i in words.items()}, "<|unk|>")
+    tokenizer.backend_tokenizer.model = backend
+    ids = [words[f"w{number}"] for number in (3, 7, 5, 7, 7, 9)]
+    documents = [{"input_ids": ids, "labels": [-100, *ids[1:]]}] * 4
+    if kind == "tokens":
+        html = tokens_page(xray(student, tokenizer, documents, make_target("dft"), None))
+    elif kind == "alignment":
+        cache = build_cache(documents, student, folder / "evil", tokenizer=tokenizer, top_k=8, progress=False)
+        html = alignment_page(measure_alignment(student, tokenizer, documents, cache))
+    else:
+        html = run_page([Run(evil, ({"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}))])
+    browser.open(write_page(folder / f"evil-{kind}.html", html))
+    assert "⟨U+202E⟩" in browser.js("return document.body.innerText")
+    assert browser.invisible() == []

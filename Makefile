@@ -61,9 +61,15 @@ SLOW_IN_CI := tests/contract tests/recipe tests/experiments tests/curate
 test-slow-ci: $(VENV)/.installed-test  ## the slow tests of commands and recipes
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=20 $(SLOW_IN_CI) $(ARGS)
 
-campaign: $(VENV)/.installed-test  ## kills, damages and hostile inputs, with their counts printed
-	$(BIN)/python -m pytest -m "slow or not slow" -s tests/train/test_kills.py tests/teacher/test_campaign.py \
-	  tests/evals/test_campaign.py $(ARGS)
+# With QSFT_CAMPAIGN the campaigns of `make test-slow` are several times as long.
+CAMPAIGNS := tests/train/test_kills.py tests/train/test_full_disk.py tests/teacher/test_campaign.py \
+  tests/teacher/test_launched_kills.py tests/evals/test_campaign.py tests/evals/grading/test_linear_time.py \
+  tests/experiments/test_sweep_kills.py tests/curate/test_command.py::test_killed_again_and_again_it_equals_an_uninterrupted_run \
+  tests/distributed/test_signals.py \
+  tests/distributed/test_kills.py
+
+campaign: $(VENV)/.installed-test  ## kills, signals, damages and hostile inputs for hours, with their counts printed
+	QSFT_CAMPAIGN=1 $(BIN)/python -m pytest -m "slow or not slow" $(CAMPAIGNS) $(ARGS)
 
 test-vllm: $(VENV)-vllm/.installed  ## the tests with the real vLLM, on a CPU
 	VLLM_CPU_KVCACHE_SPACE=1 $(VENV)-vllm/bin/python -m pytest -m vllm tests/vllm $(ARGS)

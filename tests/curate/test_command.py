@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clock_world import HINT, TEMPLATE, clock_rows, write_jsonl
 from datasets import load_from_disk
-from kills import kill_after, kill_when, lines_of
+from kills import kill_after, kill_when, lines_of, rounds
 
 from qsft.cli import main
 from qsft.curate.registry import all_methods, describe_settings
@@ -131,7 +131,10 @@ def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, sta
     assert curate("rft", "--output_dir", "whole", *words, verifier="checks:slowly") == 0
     out, kills, records = here / "killed", 0, []
     path = out / "generations" / "samples.jsonl"
-    moments = [*sorted(random.Random(0).sample(range(1, 90), 3)), None]  # None: once there is a part of the data set
+    moments = [
+        *sorted(random.Random(0).sample(range(1, 90), rounds(short=3, long=20))),
+        None,
+    ]  # None: once there is a part of the data set
     for moment in moments:
         ready = (out / "state.json").is_file if moment is None else lambda most=moment: lines_of(path) >= most
         kills += kill_when(ready, started("--output_dir", "killed", *words)) == -signal.SIGKILL

@@ -87,21 +87,28 @@ def run_to_the_end(started, fails=False):
 
 
 @pytest.fixture(scope="session")
-def launch(world, tmp_path_factory):
+def start(world):
+    """start(backend, cases, folder) -> the started launchers, one per node."""
+
+    def run(backend, cases, folder):
+        words = [str(WORKER), str(world), str(folder), json.dumps(cases)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        environment = {**os.environ, **ENVIRONMENT}
+        return [
+            subprocess.Popen([*command, *words], env=environment, start_new_session=True, **pipes)
+            for command in commands(backend)
+        ]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def launch(start, tmp_path_factory):
     """launch(backend, cases) -> (directory of the run, results of each process by case)."""
 
     def run(backend, cases, folder=None, fails=False):
         folder = folder or tmp_path_factory.mktemp(backend)
-        words = [str(WORKER), str(world), str(folder), json.dumps(cases)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        environment = {**os.environ, **ENVIRONMENT}
-        run_to_the_end(
-            [
-                subprocess.Popen([*command, *words], env=environment, start_new_session=True, **pipes)
-                for command in commands(backend)
-            ],
-            fails,
-        )
+        run_to_the_end(start(backend, cases, folder), fails)
         return folder, [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))]
 
     return run

@@ -35,8 +35,8 @@ def words(tiny_run):
 
 
 @pytest.fixture
-def start(tmp_path):
-    """start(command): a process in a session of its own; its output is in two files. None outlives the test."""
+def start_command(tmp_path):
+    """start_command(command): a process in a session of its own; its output is in two files. None outlives the test."""
     started = []
 
     def run(command):
@@ -109,8 +109,8 @@ MOMENTS = {
     ("moment", "number"),
     [*((moment, signal.SIGTERM) for moment in MOMENTS), ("one_handles_signals", signal.SIGINT)],
 )
-def test_two_processes_end_with_zero_and_without_a_traceback(start, words, tmp_path, moment, number):
-    process = start([*QSFT, "train", *words, "--accelerate_config", "cpu"])
+def test_two_processes_end_with_zero_and_without_a_traceback(start_command, words, tmp_path, moment, number):
+    process = start_command([*QSFT, "train", *words, "--accelerate_config", "cpu"])
     wait_until(lambda: MOMENTS[moment](process, tmp_path), process)
     os.killpg(process.pid, number)
     assert ends_well(process, tmp_path)
@@ -129,14 +129,14 @@ def ends_well(process, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_signals_at_random_times(start, words, tmp_path, processes, tell):
+def test_signals_at_random_times(start_command, words, tmp_path, processes, tell):
     """From the moment when the command handles signals to the first steps."""
     launcher = ["--accelerate_config", "cpu"] if processes > 1 else []
     rng = random.Random(processes)
     counts = Counter()
     longest = 20.0
     for number in range(rounds(short=2, long=20)):
-        process = start([*QSFT, "train", *words, *launcher, "--output_dir", tmp_path / str(number)])
+        process = start_command([*QSFT, "train", *words, *launcher, "--output_dir", tmp_path / str(number)])
         wait_until(lambda: handles(process.pid, signal.SIGTERM), process)
         began = time.monotonic()
         pause = rng.uniform(0, longest)
@@ -149,10 +149,10 @@ def test_signals_at_random_times(start, words, tmp_path, processes, tell):
 
 
 @pytest.mark.slow
-def test_processes_of_torchrun_end_well_though_the_launcher_does_not(start, words, tmp_path):
+def test_processes_of_torchrun_end_well_though_the_launcher_does_not(start_command, words, tmp_path):
     """torch's launcher answers a signal with a traceback of its own and ends with 1."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
-    process = start([*torchrun, RECIPE, *words[1:]])
+    process = start_command([*torchrun, RECIPE, *words[1:]])
     children = lambda: psutil.Process(process.pid).children()  # noqa: E731
     wait_until(lambda: len(children()) == 2 and all(handles(c.pid, signal.SIGTERM) for c in children()), process)
     process.send_signal(signal.SIGTERM)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from kills import kill_after
+from kills import kill_after, rounds
 
 from qsft.evals.compare import compare
 from qsft.evals.evaluate import evaluate, rescore
@@ -22,7 +22,7 @@ from qsft.evals.evaluate import evaluate
 evaluate(sys.argv[1], sys.argv[2], output_dir=sys.argv[3], prompt="plain", num_samples=4, max_new_tokens=8,
          batch_size=8)
 """
-KILLS, DAMAGES = 4, 42
+KILLS, DAMAGES = rounds(short=4, long=20), rounds(short=42, long=210)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Kills at random moments and damage to every file: resumed bit for bit, detected and named, or harmless.
 
-A few of each run always; `make test-slow` runs the campaign, whose counts are printed.
+A few of each run always, more in `make test-slow` and most in `make campaign`; their counts are printed.
 """
 
 import os
@@ -11,6 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from kills import rounds
 
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture.capture import build_cache
@@ -36,7 +37,7 @@ def capture(tmp_path, documents, tiny_model, tiny_tokenizer):
     return run
 
 
-@few_and_many(2, 30)
+@few_and_many(2, rounds(short=30, long=200))
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_capture_killed_at_any_moment_continues_bit_equal(count, processes, capture, content, fork, tmp_path, tell):
     """SIGKILL of one process of a capture; one that finished before starts again in an empty directory."""
@@ -97,7 +98,7 @@ DAMAGES = {
 }
 
 
-@few_and_many(32, 800)
+@few_and_many(32, rounds(short=800, long=4000))
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documents, content, tiny_tokenizer, tell):
     data = documents(8, longest=8)

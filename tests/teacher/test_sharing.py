@@ -2,16 +2,27 @@
 
 import os
 import stat
+import time
 import tracemalloc
+from dataclasses import asdict
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture import capture
-from qsft.teacher.documents import label_positions
+from qsft.teacher.documents import Documents, label_positions
 from qsft.teacher.format import shards
-from qsft.teacher.format.shards import DamagedShard, published_shards
+from qsft.teacher.format.encoding import TopKArrays
+from qsft.teacher.format.manifest import read_manifest, refresh_manifest
+from qsft.teacher.format.shards import (
+    DamagedShard,
+    EncodedDocument,
+    ShardBuilder,
+    ShardStatistics,
+    published_shards,
+)
 
 USERS = (61_001, 61_002)
 GROUP = 61_000
@@ -153,3 +164,56 @@ def test_a_path_that_is_too_long_is_named(build, documents):
         build(documents(3), name)
     with pytest.raises(ValueError, match=r"has \d+ characters, too many for a path"):
         TeacherCache(name)
+
+
+@pytest.mark.slow
+def test_a_million_documents_in_300_shards(build, documents, tiny_tokenizer, tell):
+    """Start, memory and lookups; the shards are written as a capture does, with invented log-probs."""
+    count, per_shard = 1_000_000, 3_300
+    rng = np.random.default_rng(0)
+    ids = rng.integers(7, 320, (count, 6), dtype=np.int32)
+    ids[:, :3] = np.stack(np.unravel_index(np.arange(count), (100, 100, 100)), axis=1) + 7  # no two alike
+    labels = ids.copy()
+    labels[:, :4] = -100
+    data = Dataset.from_dict({"input_ids": ids, "labels": labels})
+    read = Documents(data)
+    path = build(documents(3), top_k=4).path
+    identity = read_manifest(path).identity
+    teacher = TopKArrays(
+        ids=np.array([[9, 8, 7, 6]] * 2, np.int32),
+        logps=np.log(np.array([[0.5, 0.2, 0.1, 0.05]] * 2, np.float32)),
+        label_logp=np.log(np.array([0.2, 0.1], np.float32)),
+        log_tail=np.log(np.array([0.15, 0.15], np.float32)),
+    )
+    payload = identity.codec().encode(teacher)
+    statistics = ShardStatistics.of_document(teacher, payload)
+    keys = read.overview.keys
+    for start in range(0, count, per_shard):
+        builder = ShardBuilder()
+        for i in range(start, min(start + per_shard, count)):
+            builder.add(EncodedDocument(keys[i].tobytes(), 2, payload, np.stack([ids[i], labels[i]])), statistics)
+        builder.publish(path, asdict(identity))
+    refresh_manifest(path)
+
+    tracemalloc.start()
+    began = time.monotonic()
+    cache = TeacherCache(path)
+    opened = time.monotonic() - began
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    began = time.monotonic()
+    assert cache.missing(Documents(data)) == []
+    searched = time.monotonic() - began
+    began = time.monotonic()
+    assert TeacherCache(path).missing(Documents(data), check=False) == []
+    again = time.monotonic() - began
+    assert len(cache.shards) > count / per_shard
+    assert len(cache) >= count
+    assert kept < 100 * count
+    assert peak < 200 * count
+    for i in rng.integers(0, count, 3000).tolist():
+        assert cache.lookup(ids[i], labels[i]).ids.tolist() == teacher.ids.tolist()
+    tell(
+        f"{len(cache):,} documents in {len(cache.shards)} shards: opened in {opened:.1f} s with {kept / 1e6:.0f} MB, "
+        f"{peak / 1e6:.0f} MB at most; all looked up and read in {searched:.1f} s; a second start takes {again:.1f} s"
+    )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kills import rounds
 from peft import LoraConfig
 from safetensors.torch import load_file
 
@@ -91,7 +92,7 @@ def test_killed_runs_resume_bit_for_bit(attempt, tmp_path, kind, tell):
     rng, kills = random.Random(kind), 0
     assert attempt(kind, tmp_path / "whole")
     expected = final(tmp_path / "whole")
-    for number, name in enumerate(MOMENTS):
+    for number, name in enumerate(MOMENTS * rounds(short=1, long=4)):
         out = tmp_path / f"killed-{number}"
         count = rng.randint(1, 14) if name == "step" else rng.randint(1, 3)
         kills += not attempt(kind, out, (name, count))
@@ -100,7 +101,7 @@ def test_killed_runs_resume_bit_for_bit(attempt, tmp_path, kind, tell):
         mine = final(out)
         assert mine.keys() == expected.keys()
         assert all(mine[key].equal(expected[key]) for key in mine), name
-    tell(f"{kind}: {kills} kills at {len(MOMENTS)} moments, every resumed run equal to the unbroken one")
+    tell(f"{kind}: {kills} kills at {len(MOMENTS)} kinds of moments, every resumed run equal to the unbroken one")
     assert kills >= len(MOMENTS)
 
 
@@ -113,7 +114,7 @@ def test_damage_to_any_file_of_a_checkpoint_is_found(attempt, tmp_path, kind, te
     kept = shutil.copytree(checkpoint, tmp_path / "kept")
     for file in sorted(kept.iterdir()):
         content = file.read_bytes()
-        for _ in range(12):
+        for _ in range(rounds(short=12, long=50)):
             place = rng.randrange(len(content))
             flipped = content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
             (checkpoint / file.name).write_bytes(rng.choice([flipped, flipped, content[:place], content + b"\0"]))

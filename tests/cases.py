@@ -1,4 +1,4 @@
-"""Every row of the table with several hyper-parameter values, batches to try them on, and who looks for waits."""
+"""Every named target with several hyper-parameter values, batches to try them on, and a check for synchronizations."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from qsft.targets.view import SideInputs, TopK
 
 TAILS = ("drop", "ghost")
 
-ROWS: list[tuple[str, dict]] = [
+CASES: list[tuple[str, dict]] = [
     ("sft", {}),
     ("dft", {}),
     *[("beyond_log", {"alpha": alpha}) for alpha in (0.0, 0.5, 1.0, 3.0)],
@@ -39,11 +39,11 @@ ROWS: list[tuple[str, dict]] = [
     *[("target_sft_mixture", {"c": c, "eta": 0.5, "tail": tail}) for c in (0.3, 1.0) for tail in TAILS],
     *[("target_sft_constant", {"c": c, "eta": 0.5, "tail": tail}) for c in (0.3, 1.0) for tail in TAILS],
 ]
-IDS = [f"{name}-{'-'.join(f'{v}' for v in hparams.values())}" for name, hparams in ROWS]
+IDS = [f"{name}-{'-'.join(f'{v}' for v in hparams.values())}" for name, hparams in CASES]
 
 
 def targets():
-    return [make_target(name, **hparams) for name, hparams in ROWS]
+    return [make_target(name, **hparams) for name, hparams in CASES]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Fixtures that every room shares: the tiny tokenizer and models of tiny.py, the profiler's peak; no downloads."""
+"""Fixtures that all tests share: the tiny tokenizer and models of tiny.py, the profiler's peak; no downloads."""
 
 import gc
 import importlib.util
@@ -182,17 +182,17 @@ def product_scratch(profiled_peak):
 @pytest.fixture
 def tell(record_property):
     """`tell("30 kills, …")`: a line below the results, also where the test ran in another process."""
-    return lambda line: record_property("told", line)
+    return lambda line: record_property("printed line", line)
 
 
 def pytest_terminal_summary(terminalreporter):
-    told = [
+    lines = [
         line
         for report in terminalreporter.getreports("passed")
         for name, line in report.user_properties
-        if name == "told" and report.when == "call"
+        if name == "printed line" and report.when == "call"
     ]
-    if told:
+    if lines:
         terminalreporter.section("counts")
-        for line in told:
+        for line in lines:
             terminalreporter.write_line(line)

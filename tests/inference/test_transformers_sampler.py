@@ -19,8 +19,8 @@ def requests(sum_tokenizer):
     return make
 
 
-def drawn(sampler, wanted):
-    return {(g.problem, g.sample): g for g in sampler.sample(wanted)}
+def drawn(sampler, requested):
+    return {(g.problem, g.sample): g for g in sampler.sample(requested)}
 
 
 def test_samples_follow_the_models_distribution(sum_model, sum_tokenizer):
@@ -43,17 +43,17 @@ def test_samples_follow_the_models_distribution(sum_model, sum_tokenizer):
 @pytest.mark.parametrize("how", [{}, {"top_p": 0.8, "temperature": 0.7}, {"top_k": 3}])
 def test_batching_and_order_do_not_change_samples(sum_model, sum_tokenizer, requests, how):
     sampling = Sampling(num_samples=6, max_new_tokens=12, seed=3, **how)
-    wanted = requests()
-    together = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling), wanted)
-    assert len(together) == len(wanted)
-    for size, some in ((1, wanted[::7]), (5, wanted[::-1]), (64, wanted[::-1]), (None, wanted[30:])):
+    requested = requests()
+    together = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling), requested)
+    assert len(together) == len(requested)
+    for size, some in ((1, requested[::7]), (5, requested[::-1]), (64, requested[::-1]), (None, requested[30:])):
         found = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling, batch_size=size), some)
         assert found == {request.key: together[request.key] for request in some}
 
 
 def test_waiting_prompts_take_the_place_of_finished_sequences(sum_model, sum_tokenizer, requests, monkeypatch):
-    sampling, wanted = Sampling(num_samples=6, max_new_tokens=24, temperature=1.5, seed=1), requests()
-    together = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling, batch_size=len(wanted)), wanted)
+    sampling, requested = Sampling(num_samples=6, max_new_tokens=24, temperature=1.5, seed=1), requests()
+    together = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling, batch_size=len(requested)), requested)
     forward, rows = type(sum_model).forward, []
 
     def counted(self, input_ids=None, **inputs):
@@ -62,7 +62,7 @@ def test_waiting_prompts_take_the_place_of_finished_sequences(sum_model, sum_tok
         return forward(self, input_ids=input_ids, **inputs)
 
     monkeypatch.setattr(type(sum_model), "forward", counted)
-    assert drawn(TransformersSampler(sum_model, sum_tokenizer, sampling, batch_size=16), wanted) == together
+    assert drawn(TransformersSampler(sum_model, sum_tokenizer, sampling, batch_size=16), requested) == together
     useful = sum(one.tokens - 1 for one in together.values())  # the first token comes from the prefill
     longest = max(one.tokens for one in together.values())
     assert useful > 0.7 * sum(rows)  # few steps of finished rows
@@ -78,11 +78,12 @@ def test_another_seed_gives_other_samples(sum_model, sum_tokenizer, requests):
 
 
 def test_greedy_equals_generate(sum_model, sum_tokenizer, requests):
-    wanted = requests(n=1)
+    requested = requests(n=1)
     greedy = drawn(
-        TransformersSampler(sum_model, sum_tokenizer, Sampling(num_samples=1, temperature=0, max_new_tokens=10)), wanted
+        TransformersSampler(sum_model, sum_tokenizer, Sampling(num_samples=1, temperature=0, max_new_tokens=10)),
+        requested,
     )
-    for request in wanted:
+    for request in requested:
         ids = torch.tensor([request.ids])
         out = sum_model.generate(ids, do_sample=False, max_new_tokens=10)[0, ids.shape[1] :]
         assert greedy[request.problem, 0].text == sum_tokenizer.decode(out, skip_special_tokens=True)
@@ -100,9 +101,9 @@ def test_the_context_limits_a_response_and_a_prompt_that_fills_it_raises_an_erro
 
 def test_a_stop_string_of_several_tokens_ends_the_response_wherever_it_is_noticed(sum_model, sum_tokenizer, requests):
     sampling = Sampling(num_samples=4, temperature=3.0, max_new_tokens=45, stop=("1 +",))
-    wanted = requests(n=4, problems=6)
-    together = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling), wanted)
-    assert drawn(TransformersSampler(sum_model, sum_tokenizer, sampling, batch_size=3), wanted) == together
+    requested = requests(n=4, problems=6)
+    together = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling), requested)
+    assert drawn(TransformersSampler(sum_model, sum_tokenizer, sampling, batch_size=3), requested) == together
     assert not any("1 +" in one.text for one in together.values())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import IDS, ROWS, make_batch
+from cases import CASES, IDS, make_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qsft import LossTarget, SideInputs, TopK, fused_target_loss, make_target, target_loss
@@ -37,7 +37,7 @@ def eager(hidden, weight, bias, batch, target, softcap=None, logit_scale=1.0, te
     return target_loss(logits, batch.labels, target, teacher or batch.teacher, side=batch.side)
 
 
-@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+@pytest.mark.parametrize(("name", "hparams"), CASES, ids=IDS)
 def test_equals_the_reference_in_float64(name, hparams, monkeypatch):
     batch = make_batch()
     inputs = head_inputs(batch)
@@ -77,7 +77,7 @@ def test_transforms_of_the_logits(softcap, logit_scale, with_bias, monkeypatch):
 
 
 # A threshold may fall on the other side of a rounded p: no bound holds token by token.
-SMOOTH = [row for row in ROWS if row[0] not in ("profit", "psft") and "tau" not in row[1]]
+SMOOTH = [row for row in CASES if row[0] not in ("profit", "psft") and "tau" not in row[1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -171,14 +171,14 @@ def test_only_label_positions_reach_the_head(batch, monkeypatch):
     assert seen == [(data["labels"][:, 1:] != -100).sum()]
 
 
-@pytest.mark.parametrize(("family", "asked"), [("qwen2", False), ("mixtral", True)])
-def test_only_a_mixture_of_experts_returns_router_logits(family, asked, batch):
+@pytest.mark.parametrize(("family", "has_router"), [("qwen2", False), ("mixtral", True)])
+def test_only_a_mixture_of_experts_returns_router_logits(family, has_router, batch):
     data, _ = batch
     model, calls = FAMILIES[family](), []
     attach_target_head(model)
     model.model.register_forward_pre_hook(lambda module, args, kwargs: calls.append(kwargs), with_kwargs=True)
     model(**data, target=make_target("sft"))
-    assert [bool(kwargs.get("output_router_logits")) for kwargs in calls] == [asked]
+    assert [bool(kwargs.get("output_router_logits")) for kwargs in calls] == [has_router]
 
 
 def test_lora_trains_adapters_only_and_never_the_head(batch):
@@ -277,7 +277,7 @@ def run(target, **teacher):  # with a model of its own, as a second trainer in t
 
 x = torch.randint(97, (2, 8))
 run("sft")
-# It was told that no teacher was given.
+# The call before had no teacher.
 run("kd", teacher_ids=x[..., None].repeat(1, 1, 3), teacher_logps=torch.zeros(2, 8, 3) - 2)
 run("dft")
 """

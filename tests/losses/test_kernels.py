@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from cases import IDS, ROWS, make_batch
+from cases import CASES, IDS, make_batch
 
 from qsft import LossTarget, Target, TopK, fused_target_loss, make_target
 from qsft.losses import kernel_path
@@ -49,8 +49,8 @@ def both(batch, target, dtype=torch.float32, teacher=None, bias=True, **options)
             inputs[0], inputs[1], batch.labels, target, teacher or batch.teacher,
             side=batch.side, bias=inputs[2] if bias else None, head_kernel=kernel, **options,
         )  # fmt: skip
-        wanted = inputs if bias else inputs[:2]
-        results.append((out.loss.detach(), out.sums, torch.autograd.grad(out.loss, wanted)))
+        inputs_with_gradient = inputs if bias else inputs[:2]
+        results.append((out.loss.detach(), out.sums, torch.autograd.grad(out.loss, inputs_with_gradient)))
     return results
 
 
@@ -65,7 +65,7 @@ def assert_equal(results, gradient_tolerance):
 def dtypes():
     """Every row in float32; in bf16 the first of each name, the others where time is no matter."""
     seen = set()
-    for (name, hparams), label in zip(ROWS, IDS, strict=True):
+    for (name, hparams), label in zip(CASES, IDS, strict=True):
         yield pytest.param(name, hparams, torch.float32, id=f"{label}-fp32")
         yield pytest.param(name, hparams, torch.bfloat16, id=f"{label}-bf16", marks=[pytest.mark.slow] * (name in seen))
         seen.add(name)
@@ -178,7 +178,7 @@ def test_without_gradients_only_statistics_are_taken(launched):
 
 def test_only_ghosts_ask_for_what_is_outside_the_slots():
     batch = make_batch(dtype=torch.float32, ignored=())
-    for name, hparams in ROWS:
+    for name, hparams in CASES:
         target = make_target(name, **hparams)
         side = target.prepare(batch.side, batch.teacher, lambda: batch.side.ref_logp)
         spec = Spec(batch.labels, target, batch.teacher, side, Projection(), 9, *[torch.float32] * 3,

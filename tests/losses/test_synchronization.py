@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from cases import ROWS, FromNumbers, make_batch
+from cases import CASES, FromNumbers, make_batch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -182,7 +182,7 @@ def test_no_tensor_is_made_from_numbers(head_kernel):
     assert len(mode.found) == 2  # it would be noticed
     batch = make_batch(dtype=torch.float32)
     tokens = LabelTokens.of(batch.labels.clamp(min=0))
-    for name, hparams in ROWS:
+    for name, hparams in CASES:
         hidden, weight = head_inputs(batch)
         with FromNumbers() as mode:
             out = fused_target_loss(

@@ -7,7 +7,7 @@ from qsft import fixed_point, make_target, target_loss
 from qsft.targets.view import Full
 
 V = 5
-ROWS = [
+CASES = [
     ("sft", {}),
     ("kd", {}),
     ("kd", {"temperature": 0.5}),
@@ -21,7 +21,7 @@ ROWS = [
 ]
 
 
-IDS = [f"{n}-{h}" for n, h in ROWS]
+IDS = [f"{n}-{h}" for n, h in CASES]
 
 
 def expected_gradient(target, z, d, teacher):
@@ -43,7 +43,7 @@ def flow(target, d, teacher, steps=2000):
 
 
 @pytest.fixture
-def world():
+def distributions():
     """Labels and a teacher, drawn at random: (d, teacher)."""
     g = torch.Generator().manual_seed(3)
     d = torch.rand(V, generator=g, dtype=torch.float64)
@@ -51,20 +51,20 @@ def world():
     return d / d.sum(), teacher / teacher.sum()
 
 
-@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
-def test_the_expected_gradient_vanishes_at_the_closed_form_and_not_beside_it(name, hparams, world):
+@pytest.mark.parametrize(("name", "hparams"), CASES, ids=IDS)
+def test_the_expected_gradient_vanishes_at_the_closed_form_and_not_beside_it(name, hparams, distributions):
     target = make_target(name, **hparams)
-    z = fixed_point(target, *world).log()
-    assert expected_gradient(target, z, *world).abs().max() < 1e-12
+    z = fixed_point(target, *distributions).log()
+    assert expected_gradient(target, z, *distributions).abs().max() < 1e-12
     beside = torch.linspace(-0.1, 0.1, V, dtype=torch.float64)
-    assert expected_gradient(target, z + beside, *world) @ beside > 1e-5  # descent leads back
+    assert expected_gradient(target, z + beside, *distributions) @ beside > 1e-5  # descent leads back
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
-def test_gradient_flow_ends_at_the_closed_form(name, hparams, world):
+@pytest.mark.parametrize(("name", "hparams"), CASES, ids=IDS)
+def test_gradient_flow_ends_at_the_closed_form(name, hparams, distributions):
     target = make_target(name, **hparams)
-    torch.testing.assert_close(flow(target, *world), fixed_point(target, *world), rtol=0, atol=1e-5)
+    torch.testing.assert_close(flow(target, *distributions), fixed_point(target, *distributions), rtol=0, atol=1e-5)
 
 
 def test_target_sft_sharpens_where_kd_mixes():

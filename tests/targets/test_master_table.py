@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cases import IDS, ROWS, make_batch
+from cases import CASES, IDS, make_batch
 
 from qsft.losses.reference import target_loss
 from qsft.targets.registry import TARGETS, make_target
@@ -110,7 +110,7 @@ def document_weights(batch, py, keep, clip, ratio):
     return weights
 
 
-@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+@pytest.mark.parametrize(("name", "hparams"), CASES, ids=IDS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_gradient_is_the_published_one(name, hparams, seed):
     batch = make_batch(seed=seed)
@@ -123,10 +123,10 @@ def test_gradient_is_the_published_one(name, hparams, seed):
 
 
 def test_every_named_target_is_tried():
-    assert {name for name, _ in ROWS} == set(TARGETS)
+    assert {name for name, _ in CASES} == set(TARGETS)
 
 
-@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+@pytest.mark.parametrize(("name", "hparams"), CASES, ids=IDS)
 def test_mass_sums_to_one(name, hparams):
     """Q is a (possibly signed) distribution for every row, so the gradient's scale is all that differs."""
     from qsft.targets.view import TokenView

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import IDS, ROWS, make_batch
+from cases import CASES, IDS, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from qsft.targets.view import SideInputs, TopK
 sizes = st.fixed_dictionaries(
     {"n": st.integers(1, 8), "v": st.integers(6, 30), "k": st.integers(1, 5), "seed": st.integers(0, 10_000)}
 )
-rows = st.sampled_from(ROWS)
+rows = st.sampled_from(CASES)
 
 
 def loss_and_gradient(logits, labels, target, teacher, side):
@@ -80,7 +80,7 @@ def test_padding_with_ignored_tokens_changes_nothing(row, size):
     torch.testing.assert_close(grad, grad2[:n], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "hparams"), ROWS, ids=IDS)
+@pytest.mark.parametrize(("name", "hparams"), CASES, ids=IDS)
 @pytest.mark.parametrize("size", [30.0, 1e4])
 def test_finite_in_float32_at_the_extremes(name, hparams, size):
     """p_y → 0 and → 1, logits up to ±1e4, −inf slots, y outside the slots, no live slot at all."""

@@ -1,4 +1,4 @@
-"""A small world to train in: data sets of every form TRL takes, and trainers that finish within a second or two."""
+"""Fixtures of train/: data sets of every form TRL takes, and trainers that finish within a second or two."""
 
 import random
 from types import SimpleNamespace

@@ -15,9 +15,11 @@ def lora():
 
 
 def test_only_adapters_change(trainer, data, tiny_model, lora, monkeypatch):
-    wanted = []
+    grads_of = []
     forward = fused._forward
-    monkeypatch.setattr(fused, "_forward", lambda h, w, b, spec: wanted.append(spec.grad_of) or forward(h, w, b, spec))
+    monkeypatch.setattr(
+        fused, "_forward", lambda h, w, b, spec: grads_of.append(spec.grad_of) or forward(h, w, b, spec)
+    )
     made = trainer(
         data.completion(), target="target_sft", teacher=tiny_model(seed=5), peft_config=lora, learning_rate=1e-2
     )
@@ -26,7 +28,7 @@ def test_only_adapters_change(trainer, data, tiny_model, lora, monkeypatch):
     changed = {name for name, p in made.model.named_parameters() if not p.equal(before[name])}
     assert changed
     assert all("lora_" in name for name in changed)
-    training = [grads for grads in wanted if any(grads)]
+    training = [grads for grads in grads_of if any(grads)]
     assert len(training) == 4
     assert set(training) == {(True, False, False)}  # hidden states, not the head's weight
 

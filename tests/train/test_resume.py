@@ -24,12 +24,12 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from qsft.train.config import TargetSFTConfig
 from qsft.train.trainer import TargetSFTTrainer
-world, settings, checkpoint = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+files, settings, checkpoint = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 trainer = TargetSFTTrainer(
-    AutoModelForCausalLM.from_pretrained(world),
+    AutoModelForCausalLM.from_pretrained(files),
     TargetSFTConfig(**settings),
-    train_dataset=Dataset.from_json(world + "/rows.jsonl"),
-    processing_class=AutoTokenizer.from_pretrained(world),
+    train_dataset=Dataset.from_json(files + "/rows.jsonl"),
+    processing_class=AutoTokenizer.from_pretrained(files),
 )
 trainer.train(resume_from_checkpoint=checkpoint)
 trainer.save_model()
@@ -94,10 +94,10 @@ def test_resumed_equals_uninterrupted(taught, whole, unfinished, logged, case):
 
 @pytest.mark.slow
 def test_resumed_in_a_new_process(taught, data, tiny_model, tiny_tokenizer, tmp_path):
-    world = tmp_path / "world"
-    tiny_model().save_pretrained(world)
-    tiny_tokenizer.save_pretrained(world)
-    data.tokens().to_json(world / "rows.jsonl")
+    files = tmp_path / "files"
+    tiny_model().save_pretrained(files)
+    tiny_tokenizer.save_pretrained(files)
+    data.tokens().to_json(files / "rows.jsonl")
     whole = taught("target_sft")
     whole.train()
     whole.save_model(str(tmp_path / "whole"))
@@ -121,7 +121,7 @@ def test_resumed_in_a_new_process(taught, data, tiny_model, tiny_tokenizer, tmp_
         sys.executable,
         "-c",
         IN_A_NEW_PROCESS,
-        str(world),
+        str(files),
         json.dumps(settings),
         f"{whole.args.output_dir}/checkpoint-4",
     ]
@@ -157,9 +157,9 @@ def test_another_target_or_teacher_raises_an_error(taught, unfinished, tmp_path,
     changed |= {"teacher_cache": str(tmp_path / "cache2")} if what == "teacher" else {}
     with pytest.raises(ValueError, match=rf"(?s)trained with a different {what}.*resume_allow_changed="):
         taught("target_sft", **changed).train(resume_from_checkpoint=str(checkpoint))
-    asked = taught("target_sft", resume_allow_changed=["target", "teacher"], max_steps=5, **changed)
-    asked.train(resume_from_checkpoint=True)
-    assert asked.state.global_step == 5
+    allowed = taught("target_sft", resume_allow_changed=["target", "teacher"], max_steps=5, **changed)
+    allowed.train(resume_from_checkpoint=True)
+    assert allowed.state.global_step == 5
 
 
 def test_a_checkpoint_of_another_trainer_is_taken(taught, unfinished):

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pyarrow.compute as pc
 from accelerate import Accelerator
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 from trl import SFTConfig
 
+from qsft.targets.view import IGNORED
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
 
@@ -78,6 +80,17 @@ def check_usable_columns(dataset: Any, args: Any, formatting_func: Any) -> None:
         )
 
 
+def _has_label(dataset: Dataset) -> bool:
+    """Whether some example has a label; packing keeps documents without one."""
+    if "labels" not in dataset.column_names:
+        return True  # the collator makes them
+    for batch in dataset.select_columns("labels").with_format("arrow").iter(1000):
+        labels = pc.list_flatten(batch["labels"])
+        if pc.any(pc.not_equal(labels, IGNORED)).as_py():
+            return True
+    return False
+
+
 def check_not_empty(dataset: Any, given: Any, name: str, max_length: int | None) -> None:
     """Raise ValueError when preparation left no example to train on.
 
@@ -86,7 +99,7 @@ def check_not_empty(dataset: Any, given: Any, name: str, max_length: int | None)
         given: the data set that was passed to the trainer.
         name: "train" or "eval", for the message.
     """
-    if not isinstance(dataset, Dataset) or len(dataset):
+    if not isinstance(dataset, Dataset) or (len(dataset) and _has_label(dataset)):
         return
     count = len(given) if isinstance(given, Dataset) else 0
     if not count:

@@ -56,7 +56,8 @@ def made_once(tmp_path_factory):
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
 
     def make(name, fill):
-        directory, done = root / "made_once" / name, root / "made_once" / f"{name}.done"
+        directory = root / "made_once" / name
+        done = root / "made_once" / f"{name}.done"
         directory.parent.mkdir(exist_ok=True)
         with FileLock(f"{directory}.lock"):
             if not done.exists():
@@ -82,14 +83,14 @@ def tiny_model():
 
 @pytest.fixture(scope="session")
 def learned(made_once):
-    """A small Llama that learned the sums of clock_world.py, saved with a tokenizer without a chat template."""
-    import clock_world
+    """A small Llama that learned the sums of sum_tasks.py, saved with a tokenizer without a chat template."""
+    import sum_tasks
 
     def fill(directory):
         tokenizer = tiny.make_tokenizer(chat_template=None)
-        model = tiny.make_model(architecture="llama", **clock_world.SHAPE)
-        tiny.train(model, tokenizer, clock_world.corpus())
-        assert clock_world.share_known(model, tokenizer) == 1.0, "the tests below rest on a model that learned its sums"
+        model = tiny.make_model(architecture="llama", **sum_tasks.SHAPE)
+        tiny.train(model, tokenizer, sum_tasks.corpus())
+        assert sum_tasks.share_known(model, tokenizer) == 1.0, "the tests need a model that learned its sums"
         tiny.save(directory, model, tokenizer)
 
     return made_once("learned", fill)

@@ -20,11 +20,12 @@ KEYS = [(problem, sample) for problem in "abc" for sample in range(2)]
 
 
 def test_a_second_fill_computes_only_what_is_missing(tmp_path):
-    ledger, asked = Ledger(tmp_path, group()), []
+    ledger = Ledger(tmp_path, group())
+    requested = []
     for keys in (KEYS[:3], KEYS):
-        found = ledger.fill("s", keys, lambda missing: made(asked.append(missing) or missing))
+        found = ledger.fill("s", keys, lambda missing: made(requested.append(missing) or missing))
         assert list(found) == keys
-    assert asked == [KEYS[:3], KEYS[3:]]
+    assert requested == [KEYS[:3], KEYS[3:]]
 
 
 def test_shares_of_several_processes_become_one_file_in_order(tmp_path):
@@ -61,7 +62,7 @@ def test_stages_with_odd_names_do_not_meet(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../../escape", "a/b", "", ".hidden", "a.rank5", "a\nb"])
-def test_names_that_leave_the_directory_are_refused(tmp_path, name):
+def test_names_that_leave_the_directory_raise(tmp_path, name):
     with pytest.raises(ValueError, match="cannot name a file"):
         Ledger(tmp_path, group()).read(name)
 

@@ -85,7 +85,7 @@ def _add_verify(actions: Any) -> None:
     )
     _add_cache_or_recipe(verify)
     verify.add_argument(
-        "--drop", action="store_true", help="remove damaged files; the next build computes what they held"
+        "--drop", action="store_true", help="remove damaged files; the next build computes their documents again"
     )
     verify.add_argument("--teacher", metavar="MODEL", help="compute sampled documents again and compare")
     verify.add_argument("--revision", help="revision of the teacher on the Hub")
@@ -133,7 +133,7 @@ def _build_from_recipe(args: argparse.Namespace, options: dict[str, Any]) -> "Pa
             "--teacher_model_name_or_path, --teacher_cache, --teacher_top_k, ... (`qsft train --keys` lists them)."
         )
     recipe = read_given_recipe(args, overrides)
-    from qsft.recipe.run import build_recipe_cache
+    from qsft.recipe.recipe_cache import build_recipe_cache
 
     return build_recipe_cache(recipe).path
 
@@ -144,7 +144,7 @@ def _build_from_options(args: argparse.Namespace, options: dict[str, Any]) -> "P
     if missing:
         raise ValueError(f"{', '.join(missing)} not given. {remedy}")
 
-    from qsft.data.load import load_documents
+    from qsft.data.rows import load_documents
     from qsft.inference.loading import load_tokenizer
     from qsft.teacher.capture.capture import build_cache
     from qsft.teacher.sources.transformers_source import TransformersSource
@@ -180,7 +180,7 @@ def _given_cache(args: argparse.Namespace) -> "str | Path":
             raise ValueError(f"{args.overrides[0]!r} is a key of a recipe, but {args.recipe} is not a recipe.")
         return str(args.recipe)
     recipe = read_given_recipe(args)
-    from qsft.recipe.run import find_recipe_cache
+    from qsft.recipe.recipe_cache import find_recipe_cache
 
     return find_recipe_cache(recipe)
 

@@ -1,12 +1,14 @@
 """`qsft curate METHOD`: turn a data set into another one with a data-level method, ready for any target."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qsft.commands import suggest_option
+from qsft.processes import is_main
 
-HELP = "rewrite, extend or choose demonstrations: rft, star, grape, self_distill, critical"
+HELP = "rewrite, extend or choose demonstrations with a data-level method"
 USAGE = "qsft curate METHOD [RECIPE] --output_dir DIR [--dataset_name DATA --model MODEL] [--key value ...]"
 EXAMPLES = """\
 examples:
@@ -46,17 +48,53 @@ def run(args: argparse.Namespace) -> None:
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
     parser = method_parser(args.method)
     options, overrides = parser.parse_known_args(words)
+    _check_overrides(args.method, overrides, parser)
+    if options.model:
+        overrides = [*overrides, "--model_name_or_path", options.model]
+    from qsft.recipe.curate_recipe import curate_recipe
+    from qsft.recipe.recipe_file import read_recipe
+
+    manifest = curate_recipe(read_recipe(recipe, overrides), make_curation(args.method, options))
+    if is_main():
+        start = recipe or f"--model_name_or_path {manifest['name']}"
+        print(describe_curation(manifest, options.output_dir, start))
+
+
+def _check_overrides(method: str, overrides: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Raise ValueError for a word that resembles an option of the method and is not a key of a recipe."""
     from qsft.recipe.keys import keys
-    from qsft.recipe.run import curate_recipe
 
     for word in overrides:
         name = word.removeprefix("--").partition("=")[0].partition(".")[0]
         guess = suggest_option(parser, word)
         if word.startswith("--") and name not in keys() and guess:
-            raise ValueError(
-                f"{word} is neither an option of `qsft curate {args.method}` nor a key of a recipe.{guess}"
-            )
-    curate_recipe(args.method, recipe, options, overrides)
+            raise ValueError(f"{word} is neither an option of `qsft curate {method}` nor a key of a recipe.{guess}")
+
+
+def make_curation(method: str, options: argparse.Namespace) -> Any:
+    """The curation that the options of a method describe; an option that was not given has its default."""
+    from qsft.curate.registry import Options, describe_settings, find_method
+    from qsft.recipe.curation import Curation
+
+    known = describe_settings(find_method(method).settings)
+    settings = {key: value for key, value in vars(options).items() if key in known and value is not None}
+    return Curation(method, settings, Options.of(vars(options)), options.output_dir)
+
+
+def describe_curation(manifest: Mapping[str, Any], output_dir: Path, start: str) -> str:
+    """Return the counts and rates of a curated data set, and the command that trains on it."""
+    from qsft.curate.registry import find_method
+
+    counts = manifest["counts"]
+    lines = [f"{counts['rows']:,} rows from {counts['problems']:,} problems in {output_dir}"]
+    for what, count in {**manifest["rows by origin"], **counts}.items():
+        if count:
+            lines.append(f"  {count:>9,}  {what}")
+    for what, rate in manifest["rates"].items():
+        lines.append(f"  {rate:>9,.1f}  {what}" if rate > 1 else f"  {rate:>9.1%}  {what}")
+    target = find_method(manifest["method"]).target
+    lines += ["Train on it with", f"  qsft train {start} --target {target} --dataset_name {output_dir}"]
+    return "\n".join(lines)
 
 
 def method_parser(name: str) -> argparse.ArgumentParser:

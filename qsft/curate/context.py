@@ -17,7 +17,7 @@ from qsft.curate.exercises import CuratedRow, Exercise, read_exercises
 from qsft.curate.gold_answers import GoldFinder, make_gold_finder, no_gold
 from qsft.curate.registry import CurationMethod, Need, Options
 from qsft.curate.row_formats import RowReader, find_row_reader, read_pair
-from qsft.data.load import column_names
+from qsft.data.rows import column_names
 from qsft.data.sources import DataSettings, find_source
 from qsft.fingerprints import digest_json
 from qsft.inference.loading import unsharded_loading
@@ -67,7 +67,7 @@ class CurationContext:
 
     Attributes:
         watch: called with each new record, instead of a progress bar.
-        counts: what the manifest says about the work.
+        counts: the counts in the manifest.
     """
 
     method: CurationMethod

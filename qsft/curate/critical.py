@@ -36,7 +36,7 @@ class CriticalSettings:
 
 @register(
     title="Marks the critical tokens of correct responses, in the column that the target cft reads.",
-    reference="CFT",
+    reference="Critical Token Fine-Tuning, 2025",
     settings=CriticalSettings,
     needs=[Need.VERIFIER, Need.WEIGHTS],
     target="cft",

@@ -23,6 +23,7 @@ from qsft.curate.context import CurationContext, CurationInputs, Verify
 from qsft.curate.exercises import CuratedRow, Exercise
 from qsft.curate.registry import DEMONSTRATION, Need, Options, find_method, make_settings
 from qsft.curate.row_formats import TOKENS
+from qsft.data.sources import CURATED_MANIFEST as MANIFEST
 from qsft.evals.grading.pool import Judges, check_math_verify
 from qsft.files import TEMPORARY, read_json, write_json, write_lines
 from qsft.ledger import Ledger, Record, changed_settings, move_aside
@@ -30,7 +31,6 @@ from qsft.processes import Group
 from qsft.user_functions import import_function
 
 SETTINGS = "settings.json"
-MANIFEST = "manifest.json"
 ROWS = "rows.jsonl"
 GENERATIONS = "generations"
 ROUNDS = "rounds"
@@ -165,7 +165,7 @@ def check_empty(output_dir: Path) -> None:
 def check_unchanged(output_dir: Path, record: Mapping[str, Any]) -> None:
     """Raise ValueError if the work in a directory was started with other settings."""
     if not (output_dir / SETTINGS).is_file():
-        raise ValueError(f"{output_dir} has generations but no {SETTINGS} that says what made them. {REMEDY}")
+        raise ValueError(f"{output_dir} has generations but no {SETTINGS} with the settings that made them. {REMEDY}")
     recorded = read_json(output_dir / SETTINGS, REMEDY)
     if recorded.get("method") != record["method"]:
         changed = changed_settings(recorded, {"method": record["method"]})

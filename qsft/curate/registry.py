@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ORIGIN = "curated"  # column of a curated row: where its response comes from
 DEMONSTRATION = "demonstration"  # the origin of a row's own response
 
-METHOD_MODULES = ("rft", "star", "grape", "self_distill", "critical")  # in the order of help and tables
+METHOD_MODULES = ("rft", "star", "grape", "self_distill", "critical")  # the modules that register a method
 
 
 class Need(StrEnum):
@@ -68,7 +68,7 @@ def register(
 
 
 def all_methods() -> dict[str, CurationMethod]:
-    """Every method by name."""
+    """Every method by name, in alphabetical order."""
     for module in METHOD_MODULES:
         import_module(f"qsft.curate.{module}")
     return dict(sorted(_METHODS.items()))  # not in the order in which modules happened to be imported

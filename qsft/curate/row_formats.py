@@ -15,6 +15,7 @@ from qsft.data.sources import PAIRS, Row
 from qsft.targets.view import IGNORED
 
 QUESTION_COLUMNS = ("question", "problem", "instruction")
+TOKENS = "tokens"  # the format of tokenized rows
 RESPONSE_COLUMNS = ("response", "solution", "completion", "output")
 
 RowReader = Callable[[Row], Exercise | None]  # None: the row has no question
@@ -184,9 +185,6 @@ def read_tokens(tokenizer: PreTrainedTokenizerBase, row: Row) -> Exercise | None
     )
 
 
-TOKENS = "tokens"
-
-
 class RowFormat(NamedTuple):
     """The columns that identify a format, and the function that reads a row of it."""
 
@@ -209,8 +207,8 @@ def _question_position(turns: Turns) -> int:
 
 def _encode_turns(tokenizer: PreTrainedTokenizerBase, turns: Turns, position: int, question: str) -> list[int]:
     """The token ids of a conversation whose turn at `position` is replaced by a question."""
-    asked = {**turns[position], "content": question}
-    return encode(tokenizer, [*turns[:position], asked, *turns[position + 1 :]])
+    question_turn = {**turns[position], "content": question}
+    return encode(tokenizer, [*turns[:position], question_turn, *turns[position + 1 :]])
 
 
 def _assistant_turn(response: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ class SelfDistillSettings(SamplingSettings):
     """Settings of self-distillation."""
 
     num_samples: int = setting(1, "attempts per demonstration; the first that verifies is kept")
-    template: str = setting(TEMPLATE, "what the model is asked: {question}, {response} and, optionally, {gold}")
+    template: str = setting(TEMPLATE, "prompt of a rewriting, with {question}, {response} and, optionally, {gold}")
 
     def __post_init__(self) -> None:
         check_template("template", self.template, ("response",))

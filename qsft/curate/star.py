@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from qsft.curate.context import CurationContext
     from qsft.curate.exercises import CuratedRow, Exercise
 
-BASE = "base"
-LAST = "last"
+INITIAL_MODEL = "base"
+PREVIOUS_ROUND = "last"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class StarSettings(SamplingSettings):
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy")
     rounds: int = setting(1, "rounds of sampling; the model is trained between two")
     start: str = setting(
-        BASE, "what each round trains: base (the initial model) or last (the model of the round before)"
+        INITIAL_MODEL, "what each round trains: base (the initial model) or last (the model of the round before)"
     )
     hint: str = setting(
         "{question}\n(Hint: the answer is {gold}.)", "the question of a second attempt; it is never in the data set"
@@ -34,7 +34,7 @@ class StarSettings(SamplingSettings):
 
     def __post_init__(self) -> None:
         check_template("hint", self.hint, ("question", "gold"))
-        check_choice("start", self.start, (BASE, LAST))
+        check_choice("start", self.start, (INITIAL_MODEL, PREVIOUS_ROUND))
         check_range("rounds", self.rounds, 1)
 
 
@@ -49,7 +49,7 @@ def star(exercises: "Sequence[Exercise]", context: "CurationContext", settings: 
     rows = star_round(exercises, context, 1, settings, model=None)
     model = None
     for number in range(2, settings.rounds + 1):
-        initial_model = model if settings.start == LAST else None
+        initial_model = model if settings.start == PREVIOUS_ROUND else None
         model = context.train(rows, initial_model, number - 1)
         rows = star_round(exercises, context, number, settings, model=model)
     return rows
@@ -84,7 +84,7 @@ def star_round(
 
 
 def mentions_hint(text: str, exercise: "Exercise", hint: str) -> bool:
-    """Whether a correct rationale quotes the hint or speaks of it, so that it makes no sense without it."""
+    """Whether a correct rationale quotes or mentions the hint, so that it makes no sense without it."""
     hint_text = fill_template(hint, {"question": "", "gold": exercise.gold}).strip(" \n()")
     quotes_it = hint_text != str(exercise.gold) and hint_text in text
     hint_is_named = "hint" in hint.lower() and "hint" not in exercise.question.lower()

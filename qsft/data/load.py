@@ -1,6 +1,6 @@
 """Training data as examples: `load_training_data` returns input_ids and labels, and a record of every choice made.
 
-    hub or local rows → demonstrations → documents → drop what is too long → sample → cut to whole batches
+    hub or local rows → demonstrations → documents → drop what is too long → sample → cut to full batches
 
 A data set that is not one of the paper's is handed on as TRL would get it. The others are tokenized here, so TRL only
 truncates or packs: prompt and response are tokenized separately and joined; the loss is on the response and the end
@@ -8,26 +8,23 @@ token (the base model's eos, not the template's end of turn).
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from qsft.data.prompts import CONVERSATIONS, PRESETS, document, render
+from qsft.data.rows import check_one_of, check_trl_can_read, read_rows, require_columns
 from qsft.data.sources import DEFAULTS, SOURCES, DataSettings, Source, curated_format, find_source
 from qsft.files import write_text
 from qsft.fingerprints import digest_json
 from qsft.targets.view import IGNORED
-from qsft.validation import did_you_mean
 
 logger = logging.get_logger(__name__)
-
-# File ending → the loader of `datasets` that reads it.
-LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
 
 ROW = "__row__"  # column with the index into the source; removed before training
 
@@ -209,143 +206,26 @@ def _drop_long(
 
 def _sample(rows: Dataset, settings: DataSettings, counts: dict[str, int], notes: list[str]) -> Dataset:
     """Return the first `sample_rows` of the shuffled rows, or all rows in order; fewer are used and noted."""
-    wanted = settings.sample_rows
-    if wanted is None:
+    requested = settings.sample_rows
+    if requested is None:
         return rows
-    if wanted > len(rows):
-        note = f"sample_rows={wanted:,}, but only {len(rows):,} rows remain after filtering: all of them are used."
+    if requested > len(rows):
+        note = f"sample_rows={requested:,}, but only {len(rows):,} rows remain after filtering: all of them are used."
         notes.append(note)
         logger.warning(note)
-    sampled = rows.shuffle(seed=settings.sample_seed).select(range(min(wanted, len(rows))))
+    sampled = rows.shuffle(seed=settings.sample_seed).select(range(min(requested, len(rows))))
     counts["sampled"] = len(sampled)
     return sampled
 
 
 def _cut_to_multiple(rows: Dataset, multiple_of: int, counts: dict[str, int]) -> Dataset:
+    """Return as many rows as make full global batches; the others are counted."""
     used = len(rows) // multiple_of * multiple_of
     if not used:
         raise ValueError(
             f"{len(rows)} rows are left ({counts}), fewer than one global batch of {multiple_of}. Lower "
             "global_batch_size, or give more data."
         )
-    counts["beyond the last whole batch"] = len(rows) - used
+    counts["after the last full batch"] = len(rows) - used
     counts["used"] = used
     return rows.select(range(used))
-
-
-def find_local_dataset(settings: DataSettings) -> Path | None:
-    """Return the file or directory that the rows are read from; None for a hub data set.
-
-    Raises:
-        FileNotFoundError: `data_dir` does not exist, or `dataset_name` names a file that does not.
-        ValueError: No data set is given.
-    """
-    name = settings.dataset_name
-    if settings.data_dir is not None:
-        if not Path(settings.data_dir).exists():
-            raise FileNotFoundError(
-                f"data_dir {settings.data_dir!r} does not exist. Give a file or directory with rows of {name!r}."
-            )
-        return Path(settings.data_dir)
-    if name is None:
-        raise ValueError(f"no data set is given. Set dataset_name to {', '.join(SOURCES)}, a hub id or a local path.")
-    if name in SOURCES:
-        return None
-    if Path(name).exists():
-        return Path(name)
-    if Path(name).suffix in LOADERS or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise FileNotFoundError(f"there is no file or directory {name!r} (dataset_name). Check the path.")
-    return None
-
-
-def read_rows(settings: DataSettings) -> Dataset:
-    """Return the rows of a data set as they are stored, from a local path or the hub."""
-    path = find_local_dataset(settings)
-    if path is not None:
-        return _read_local(path, settings.dataset_train_split)
-    source = find_source(settings)
-    name = str(settings.dataset_name)
-    hub_id = (source.hub if source else "") or name
-    try:
-        return load_dataset(
-            hub_id, settings.dataset_config, split=settings.dataset_train_split, revision=settings.dataset_revision
-        )
-    except OSError as error:  # no network, no such data set, no access: the hub's errors are all OSErrors
-        not_local = "" if source else f" There is no local file or directory {name!r} either."
-        raise OSError(
-            f"the data set {hub_id!r} could not be loaded from the hub ({type(error).__name__}: {error}).{not_local}"
-            f"{did_you_mean(name, SOURCES)} "
-            f"Without a network, give the same rows with --data_dir FILE_OR_DIRECTORY ({', '.join(LOADERS)})."
-        ) from error
-
-
-def load_documents(path: str) -> Dataset:
-    """Return a tokenized data set: input_ids and labels."""
-    if not Path(path).exists():
-        raise ValueError(f"{path} is not a data set: give a save_to_disk directory, a .parquet or a .jsonl file.")
-    rows = _read_local(Path(path), "train")
-    require_columns(rows, ("input_ids", "labels"), path, "For a chat data set use a recipe, which tokenizes its rows.")
-    return rows
-
-
-def _read_local(path: Path, split: str) -> Dataset:
-    if path.is_file():
-        if path.suffix not in LOADERS:
-            raise ValueError(f"cannot read {path}: its name should end in {', '.join(LOADERS)}.")
-        _check_only_split(path, split)
-        return load_dataset(LOADERS[path.suffix], data_files=str(path), split="train")
-    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-        stored = load_from_disk(str(path))
-        if isinstance(stored, DatasetDict):
-            check_one_of("dataset_train_split", split, stored)
-            return stored[split]
-        _check_only_split(path, split)
-        return stored
-    return load_dataset(str(path), split=split)
-
-
-def _check_only_split(path: Path, split: str) -> None:
-    """Raise ValueError for another split of a file that has one: its rows would be the training rows again."""
-    if split != "train":
-        raise ValueError(
-            f"{path} holds one split, train, so it has no split {split!r}. Leave dataset_train_split and "
-            f"dataset_test_split out, or give a directory with a file for each, such as train.jsonl and {split}.jsonl."
-        )
-
-
-def require_columns(rows: Dataset, required: Iterable[str], what: str, remedy: str) -> None:
-    """Raise ValueError where rows lack a column; `a.b` is field b of the struct column a."""
-    existing = column_names(rows)
-    missing = [column for column in required if column not in existing]
-    if missing:
-        noun = "columns" if len(missing) > 1 else "column"
-        names = ", ".join(map(repr, missing))
-        raise ValueError(f"{what} needs the {noun} {names}, but the rows have {', '.join(existing)}. {remedy}")
-
-
-def check_trl_can_read(rows: Dataset, name: str | None, text_column: str) -> None:
-    """Raise ValueError for rows in none of TRL's formats, which would fail there with a KeyError."""
-    formats = [{"messages"}, {"conversations"}, {"prompt", "completion"}, {"input_ids"}, {text_column}]
-    existing = set(rows.column_names)
-    if not any(columns <= existing for columns in formats):
-        raise ValueError(
-            f"training cannot read {name!r} with the columns {', '.join(rows.column_names)}. It reads messages; prompt "
-            f"and completion; {text_column} (--dataset_text_field); input_ids and labels; two columns of your own "
-            f"(--question_column, --response_column); and a local copy of {', '.join(SOURCES)} with --data_dir FILE."
-        )
-
-
-def column_names(rows: Dataset) -> list[str]:
-    """Return the column names, with the fields of struct columns as column.field."""
-    names: list[str] = []
-    for name, feature in rows.features.items():
-        names.append(name)
-        if isinstance(feature, dict):
-            names += [f"{name}.{key}" for key in feature]
-    return names
-
-
-def check_one_of(key: str, value: str, choices: Iterable[str]) -> None:
-    known = list(choices)
-    if value not in known:
-        raise ValueError(f"{key}={value!r} is not known here. Choose one of {', '.join(known)}.")

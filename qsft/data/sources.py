@@ -48,6 +48,7 @@ class DataSettings:
     sample_seed: int = key(42, "Seed of the shuffle that `sample_rows` draws from.")
 
 
+CURATED_MANIFEST = "manifest.json"  # in a directory that `qsft curate` wrote
 DEFAULTS = {item.name: item.default for item in fields(DataSettings)}
 
 
@@ -137,7 +138,7 @@ def find_source(where: DataSettings) -> Source | None:
 
 def curated_format(dataset: str | None) -> str | None:
     """Return the format of the rows in a directory written by `qsft curate`; None for any other data set."""
-    manifest = Path(dataset or "", "manifest.json")
+    manifest = Path(dataset or "", CURATED_MANIFEST)
     if not manifest.is_file():
         return None
     row_format = read_json(manifest, "Curate again, or give another data set.").get("format")

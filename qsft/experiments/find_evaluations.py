@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qsft.evals.compare import run_names
+from qsft.evals.eval_directory import GRADES
 from qsft.evals.published import Method
 from qsft.experiments.eval_request import EvalRequest
 from qsft.files import read_json
@@ -20,18 +21,21 @@ def find_evaluations(runs: Sequence[str]) -> dict[str, Path]:
     Args:
         runs: Evaluations, directories of models that have one, or "base" for their student before training.
     """
-    directories = [_evaluation_in(Path(run)) for run in runs if run != BASE]
-    named = directories
-    if BASE in runs:  # beside `base` a run has its own name, not that of its evaluation
-        named = [run_of(directory) for directory in directories]
-    names = iter(run_names(named) if named else [])
-    remaining = iter(directories)
+    trained = [run for run in runs if run != BASE]
+    directories = [_evaluation_in(Path(run)) for run in trained]
+    if BASE not in runs:
+        return dict(zip(run_names(directories), directories))
+    base = find_base_evaluation(directories)
+    # Beside `base` a run has its own name, not that of its evaluation.
+    names = run_names([run_of(directory) for directory in directories])
+    name_of = dict(zip(trained, names))
+    directory_of = dict(zip(trained, directories))
     found: dict[str, Path] = {}
-    for run in runs:
+    for run in runs:  # the first one is what the others are compared with
         if run == BASE:
-            found[BASE] = find_base_evaluation(directories)
+            found[BASE] = base
         else:
-            found[next(names)] = next(remaining)
+            found[name_of[run]] = directory_of[run]
     return found
 
 
@@ -58,7 +62,7 @@ def find_base_evaluation(evaluations: Sequence[Path]) -> Path:
             f"Give the directory of its evaluation instead of {BASE!r}."
         )
     request = EvalRequest.for_untrained_student(records[0].values, {})
-    if not (request.output_dir / "grades").is_dir():
+    if not (request.output_dir / GRADES).is_dir():
         command = shlex.join(["qsft", "eval", *request.argv()])
         raise FileNotFoundError(f"{BASE!r} was not evaluated yet. Run `{command}` once.")
     return request.output_dir
@@ -79,6 +83,6 @@ def find_methods(evaluations: Mapping[str, Path]) -> dict[str, Method]:
 def _evaluation_in(path: Path) -> Path:
     """The evaluation inside a run's directory, or the path itself."""
     inside = evaluation_directory(path)
-    if (inside / "grades").is_dir() and not (path / "grades").is_dir():
+    if (inside / GRADES).is_dir() and not (path / GRADES).is_dir():
         return inside
     return path

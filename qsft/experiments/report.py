@@ -14,10 +14,11 @@ from typing import Any
 
 from qsft import page
 from qsft.evals import stats
+from qsft.evals.eval_directory import GRADES
 from qsft.evals.figures import lengths_and_accuracy_figure, plot, points_with_intervals
 from qsft.evals.findings import CaptionedFigure, Table, percent, to_markdown, with_interval, write_findings
 from qsft.evals.published import Published, paper, published_setting
-from qsft.evals.report import summarize
+from qsft.evals.report import SUMMARY, summarize
 from qsft.evals.results import Result, pooled_lengths
 from qsft.experiments.eval_request import EvalRequest
 from qsft.files import read_json, shown, write_text
@@ -27,7 +28,6 @@ from qsft.run_directory import BASE, EVALUATION, RECIPE_RECORD, evaluation_direc
 
 UNPUBLISHED = Published({}, paper()["methods"])  # for recipes that the paper has no numbers of
 DEFAULT_DIRECTORIES = ("runs", "sweeps", "evals")  # where trainings, sweeps and evaluations of hub models go
-SUMMARY = "summary.json"  # the last file that an evaluation writes
 FIRST_METHODS = (BASE, "sft", "dft", "kd_hybrid", "target_sft")  # the paper's columns, in its order
 CAPTION = "Average accuracy, % [95 % interval], and in brackets what the paper prints for the same benchmarks"
 NO_CELL = "–"
@@ -215,7 +215,7 @@ def find_evaluated_models(directories: Sequence[Path]) -> tuple[list[EvaluatedMo
             f"there is no directory {', '.join(missing)} to collect evaluated runs from. Name one that exists."
         )
     summaries = {file for directory in directories for file in directory.rglob(SUMMARY)}
-    complete = [file for file in summaries if (file.parent / "grades").is_dir()]
+    complete = [file for file in summaries if (file.parent / GRADES).is_dir()]
     newest_last = sorted(complete, key=lambda file: file.stat().st_mtime_ns)
     runs = sorted({file.parent for directory in directories for file in directory.rglob(RECIPE_RECORD)})
     unevaluated = [run for run in runs if not (evaluation_directory(run) / SUMMARY).is_file()]

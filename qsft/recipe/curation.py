@@ -1,4 +1,4 @@
-"""The curation of a recipe's data set: what `qsft curate` and the key `curate` ask a data-level method to do."""
+"""The curation of a recipe's data set: for `qsft curate` and for the key `curate`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from transformers import PreTrainedTokenizerBase
 
 from qsft.data.load import TrainingData
-from qsft.data.sources import find_source
+from qsft.data.sources import CURATED_MANIFEST, find_source
 from qsft.files import shown
 from qsft.inference.loading import default_device
 from qsft.losses.kernel_path import takes_kernels
@@ -103,7 +103,7 @@ def load_dry_run_data(job: Job, tokenizer: PreTrainedTokenizerBase | None) -> Tr
     settings = job.settings
     if settings.curate is not None:
         directory = read_curation(settings.curate, job.recipe.output_dir).output_dir
-        if not (directory / "manifest.json").is_file():
+        if not (directory / CURATED_MANIFEST).is_file():
             return None
         settings = curated_settings(settings, directory)
     if tokenizer is None and find_source(settings) is not None:

@@ -51,9 +51,7 @@ def describe_own_keys() -> str:
         for field in fields(TargetSFTConfig)
         if field.name not in inherited and field.name not in grouped and field.init
     ]
-    if "teacher" in described:
-        own.insert(0, "teacher")
-    sections = {TARGET_GROUP: tuple(own), **GROUPS}
+    sections = {TARGET_GROUP: ("teacher", *own), **GROUPS}
     lines: list[str] = []
     for title, names in sections.items():
         lines += [f"{title}:"]

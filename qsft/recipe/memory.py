@@ -269,7 +269,7 @@ def _without_zero3() -> Iterator[None]:
 
 
 def count_parameters(config: PretrainedConfig, model: ModelConfig) -> tuple[int, int]:
-    """Return (all parameters, trained parameters) of a model, with the adapter that its configuration asks for."""
+    """Return (all parameters, trained parameters) of a model, with the adapter of its configuration."""
     with _without_zero3(), torch.device("meta"):
         causal: Any = AutoModelForCausalLM.from_config(config)
         adapter = get_peft_config(model)

@@ -15,7 +15,8 @@ from rich.table import Table
 from transformers import PretrainedConfig
 from trl import get_peft_config
 
-from qsft.data.load import find_local_dataset, load_training_data
+from qsft.data.load import load_training_data
+from qsft.data.rows import find_local_dataset
 from qsft.data.sources import DataSettings, find_source
 from qsft.recipe.job import Job, configure
 from qsft.recipe.memory import STRATEGIES, Memory, StepShape, StepTrace, head_bytes, trace_step
@@ -282,21 +283,21 @@ def plan_lines(plan: Plan, throughput: Throughput | None = None) -> Iterator[tup
     product = f"{per_gpu} per GPU × {accumulation} accumulation × {job.processes} GPUs"
     yield "batch", f"{product}, examples of at most {corpus.longest} tokens"
     if job.target.role is not None and not job.args.teacher_live:
-        hours = _duration(corpus.label_tokens, throughput.capture_label_tokens, "label tokens/s", "capture")
-        yield "capture", hours + estimate
-    yield "one epoch", _duration(corpus.tokens, throughput.train_tokens, "tokens/s", "train") + estimate
+        rate = throughput.capture_label_tokens
+        yield "capture", _duration(corpus.label_tokens, rate, "label tokens/s", "capture", estimate)
+    yield "one epoch", _duration(corpus.tokens, throughput.train_tokens, "tokens/s", "train", estimate)
     yield "full logits", f"would take {decimal(plan.full_logits)} instead of the head below"
 
 
-def _duration(tokens: int | None, rate: float | None, unit: str, stage: str) -> str:
+def _duration(tokens: int | None, rate: float | None, unit: str, stage: str, estimate: str) -> str:
     """Return how long a number of tokens takes, or what is missing to say so."""
     if tokens is None:
         return "unknown: the tokens are counted when training starts"
     if rate is None:
-        return f"{tokens:,} tokens; --{stage}_tokens_per_second N prints the hours"
+        return f"{tokens:,} tokens{estimate}; --{stage}_tokens_per_second N prints the hours"
     hours = tokens / rate / 3600
     length = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
-    return f"{length} at {rate:,.0f} {unit} on all GPUs"
+    return f"{length} at {rate:,.0f} {unit} on all GPUs{estimate}"
 
 
 def _cache_size(plan: Plan) -> str:
@@ -313,7 +314,8 @@ def memory_table(plan: Plan, gpu_memory: float) -> Table:
     if gpu_memory <= 0:
         raise ValueError(f"--gpu_memory must be positive, got {gpu_memory:g}.")
     caption = "without CUDA's context (0.5-1 GB) and fragmentation"
-    table = Table(title=f"memory per GPU, {plan.job.processes} GPUs", caption=caption)
+    count = "1 GPU" if plan.job.processes == 1 else f"{plan.job.processes} GPUs"
+    table = Table(title=f"memory per GPU, {count}", caption=caption)
     table.add_column("", no_wrap=True)
     for part in itertools.chain(Memory._fields, ["total"]):
         table.add_column(part, justify="right", no_wrap=True)

@@ -9,7 +9,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import get_peft_config, get_quantization_config
 
-from qsft.data.load import TrainingData, load_training_data, read_rows
+from qsft.data.load import TrainingData, load_training_data
+from qsft.data.rows import read_rows
 from qsft.data.sources import DataSettings
 from qsft.inference.loading import load_tokenizer
 from qsft.recipe.curation import Curation, curate_dataset, curated_settings, read_curation
@@ -123,7 +124,7 @@ def load_student_tokenizer(job: Job) -> PreTrainedTokenizerBase:
 
 
 def apply_curation(job: Job, tokenizer: PreTrainedTokenizerBase) -> Job:
-    """Run the curation that a recipe asks for, unless it is complete, and read its result from then on."""
+    """Run the curation of a recipe that has one, unless it is complete, and read its result from then on."""
     if job.settings.curate is None:
         return job
     curation = read_curation(job.settings.curate, job.recipe.output_dir)

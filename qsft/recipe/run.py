@@ -1,4 +1,4 @@
-"""Run a recipe, the same under accelerate, torchrun and plain python.
+"""Train a recipe, the same under accelerate, torchrun and plain python.
 
 On Ctrl-C or SIGTERM the current step is finished and a checkpoint written; all processes exit together. Before the
 first step the run ends at once.
@@ -7,41 +7,26 @@ first step the run ends at once.
 import os
 import shlex
 import sys
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from qsft.curate.registry import Options, describe_settings, find_method
 from qsft.files import shown
 from qsft.processes import is_main, process_group, world_size
-from qsft.recipe.curation import Curation
 from qsft.recipe.dry_run import print_dry_run
-from qsft.recipe.job import Job, configure, on_this_device
+from qsft.recipe.job import Job, configure
 from qsft.recipe.memory import count_parameters
 from qsft.recipe.model_shapes import student_config
-from qsft.recipe.prepare import (
-    curate_job,
-    load_student_tokenizer,
-    make_models,
-    prepare,
-    resolve_job_teacher,
-    teacher_cache_path,
-)
-from qsft.recipe.recipe_file import Recipe, read_recipe
+from qsft.recipe.prepare import prepare
+from qsft.recipe.recipe_file import Recipe
 from qsft.recipe.record import RecipeRecord
 from qsft.recipe.relaunch import COMMAND_VARIABLE, split_words
 from qsft.recipe.stopping import StopRequest, run_until_stopped
 from qsft.redaction import redact_words
-from qsft.teacher.cache import TeacherCache
 from qsft.train.checkpoints import check_complete, describe_existing_run, move_previous_run, resolve_checkpoint
 from qsft.train.config import as_dict
-from qsft.train.teacher import CachedTeacher
-from qsft.user_functions import is_function_name
 
 
 def train(recipe: Recipe, stop: StopRequest | None = None) -> None:
@@ -153,76 +138,6 @@ def recipe_record(job: Job) -> RecipeRecord:
         eval_protocol=job.recipe.eval_protocol,
         values={**job.recipe.values, "model_name_or_path": job.student},
     )
-
-
-def build_recipe_cache(recipe: Recipe) -> TeacherCache:
-    """Build or complete the teacher's cache of a recipe, on all processes, from the documents training will read."""
-    with process_group():
-        job = configure(on_this_device(recipe))
-        trainer = prepare(job).trainer()
-        if trainer.cache is None:
-            raise ValueError(
-                f"target {job.args.target!r} does not read a cache. Give a target that does, such as target_sft."
-            )
-        trainer.accelerator.wait_for_everyone()
-        return trainer.cache
-
-
-def find_recipe_cache(recipe: Recipe) -> Path:
-    """Return the directory of the teacher cache that training a recipe uses, whether it exists or not.
-
-    Raises:
-        ValueError: The target reads no cache, or a function that has not run yet makes the teacher or the student.
-    """
-    job = configure(on_this_device(recipe))
-    tokenizer = None if is_function_name(job.student) else load_student_tokenizer(job)
-    path = teacher_cache_path(job, tokenizer)
-    if path is not None:
-        return path
-    if isinstance(resolve_job_teacher(job), CachedTeacher):
-        raise ValueError(
-            f"{recipe.name} makes its models by a function, and the name of their cache depends on them. Give the "
-            "cache's directory; `qsft cache list` shows the existing ones."
-        )
-    raise ValueError(f"target {job.args.target!r} of {recipe.name} does not read a teacher cache.")
-
-
-def curate_recipe(method: str, name: str | None, options: Namespace, overrides: Sequence[str]) -> None:
-    """Run `qsft curate METHOD [RECIPE]` and print what it made.
-
-    Args:
-        method: Name of the method.
-        name: The recipe, if one is named.
-        options: The options of the method.
-        overrides: Keys of a recipe.
-    """
-    if options.model:
-        overrides = [*overrides, "--model_name_or_path", options.model]
-    recipe = read_recipe(name, overrides)
-    recipe = replace(recipe, values={key: value for key, value in recipe.values.items() if key != "curate"})
-    known = describe_settings(find_method(method).settings)
-    settings = {key: value for key, value in vars(options).items() if key in known and value is not None}
-    with process_group():
-        job = make_models(configure(on_this_device(recipe)))
-        curation = Curation(method, settings, Options.of(vars(options)), options.output_dir)
-        manifest = curate_job(job, load_student_tokenizer(job), curation)
-    if is_main():
-        start = name or f"--model_name_or_path {manifest['name']}"
-        print(describe_curation(manifest, options.output_dir, start))
-
-
-def describe_curation(manifest: Mapping[str, Any], output_dir: Path, start: str) -> str:
-    """Return the counts and rates of a curated data set, and the command that trains on it."""
-    counts = manifest["counts"]
-    lines = [f"{counts['rows']:,} rows from {counts['problems']:,} problems in {output_dir}"]
-    for what, count in {**manifest["rows by origin"], **counts}.items():
-        if count:
-            lines.append(f"  {count:>9,}  {what}")
-    for what, rate in manifest["rates"].items():
-        lines.append(f"  {rate:>9,.1f}  {what}" if rate > 1 else f"  {rate:>9.1%}  {what}")
-    target = find_method(manifest["method"]).target
-    lines += ["Train on it with", f"  qsft train {start} --target {target} --dataset_name {output_dir}"]
-    return "\n".join(lines)
 
 
 class StopOnSignal(TrainerCallback):

@@ -1,9 +1,9 @@
-"""A small model that learned the sums of clock_world.py, exercises about them, and a context to curate them in."""
+"""A small model that learned the sums of sum_tasks.py, exercises about them, and a context to curate them in."""
 
 import shutil
 
 import pytest
-from clock_world import CONTEXT, SUMS, clock_rows, verify
+from sum_tasks import CONTEXT, SUMS, clock_rows, verify
 from tiny import make_tokenizer
 
 CHAT_TEMPLATE = (

@@ -10,9 +10,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from clock_world import HINT, TEMPLATE, clock_rows, write_jsonl
 from datasets import load_from_disk
 from kills import kill_after, kill_when, lines_of, rounds
+from sum_tasks import HINT, TEMPLATE, clock_rows, write_jsonl
 
 from qsft.cli import main
 from qsft.curate.registry import all_methods, describe_settings
@@ -251,8 +251,8 @@ def test_a_recipe_of_another_data_set_trains_on_curated_rows(curate, here, clock
         assert void.items() <= manifest["set aside"].items()
         assert manifest["sample_rows"] is None
         assert manifest["rows"]["read"] == len(rows_of(here / "rft"))
-    said = train("openr1_qwen_math_1p5b", "--sample_rows", "8", "--max_steps", "1")  # about these rows
-    assert said["rows"]["used"] == 8
+    manifest = train("openr1_qwen_math_1p5b", "--sample_rows", "8", "--max_steps", "1")  # about these rows
+    assert manifest["rows"]["used"] == 8
 
 
 @pytest.mark.parametrize("source", ["columns", "numina"])
@@ -295,7 +295,7 @@ def test_pairs_are_encoded_as_the_papers_sets_are(source, curate, here, clock_to
         (("rft", "--num_samples", "2", "--temperature", "0.0"), {}, "greedy samples of a prompt are all the same"),
     ],
 )
-def test_bad_input_says_what_to_do(words, how, message, curate, here, capsys):
+def test_bad_input_raises_with_a_remedy(words, how, message, curate, here, capsys):
     method, *rest = words
     assert curate(method, "--output_dir", "out", "--limit", "8", "--max_new_tokens", "14", *rest, **how) == 2
     assert message in capsys.readouterr().err
@@ -325,10 +325,12 @@ def test_other_settings_raise_and_overwrite_moves_the_old_ones_aside(curate, her
     assert "is not a curated data set" in capsys.readouterr().err
 
 
-def test_a_refused_start_binds_nothing(curate, here, capsys):
+def test_a_start_that_failed_leaves_no_settings_behind(curate, here, capsys):
     words = ("--output_dir", "rft", "--limit", "3", *BRIEF)
-    assert curate("rft", *words, "--num_samples", "2", "--temperature", "0") == 2  # refused by the method itself
-    assert curate("rft", *words, "--num_samples", "1", verifier="checks:explodes") == 2  # refused at the first response
+    assert curate("rft", *words, "--num_samples", "2", "--temperature", "0") == 2  # an error of the method
+    assert (
+        curate("rft", *words, "--num_samples", "1", verifier="checks:explodes") == 2
+    )  # an error at the first response
     assert curate("rft", *words, "--num_samples", "2") == 0
     capsys.readouterr()
     (here / "rft" / "settings.json").write_text("null")
@@ -339,7 +341,7 @@ def test_a_refused_start_binds_nothing(curate, here, capsys):
     assert "has generations but no settings.json" in capsys.readouterr().err
 
 
-def test_lines_that_are_no_records_are_named(curate, here, capsys):
+def test_lines_that_are_not_records_are_named(curate, here, capsys):
     words = ("--output_dir", "rft", "--limit", "3", *BRIEF, "--num_samples", "2")
     assert curate("rft", *words) == 0
     (here / "rft" / "manifest.json").unlink()

@@ -1,10 +1,10 @@
-"""Each method's result is what its definition says, with a real model and the evaluator's sampler."""
+"""Each method's result follows from its definition, with a real model and the evaluator's sampler."""
 
 from collections import defaultdict
 
 import pytest
 import torch
-from clock_world import HINT, SUMS, TEMPLATE, UNKNOWN, solution
+from sum_tasks import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 
 from qsft.curate.context import CurationInputs
 from qsft.curate.critical import CriticalSettings, CriticalTokenSearch, critical
@@ -30,7 +30,7 @@ def by_problem(kept):
     return found
 
 
-def scripted(says):
+def scripted(respond):
     """A model that answers each request by a script."""
 
     class Script:
@@ -38,7 +38,7 @@ def scripted(says):
             return self
 
         def sample(self, requests):
-            return [Generation(one.problem, one.sample, says(one), 5, "stop") for one in requests]
+            return [Generation(one.problem, one.sample, respond(one), 5, "stop") for one in requests]
 
     return lambda path: Script()
 
@@ -102,11 +102,11 @@ def test_star_keeps_rationales_and_hides_the_hint(clock_exercises, clock_context
         assert "tip" not in one.row["prompt"] + one.row["completion"]
 
 
-def test_star_drops_rationales_that_speak_of_the_hint(clock_exercises, clock_context):
-    def says(request):
+def test_star_drops_rationales_that_mention_the_hint(clock_exercises, clock_context):
+    def respond(request):
         return "hint says \\boxed{3}" if "hinted" in request.problem else "so \\boxed{9}"
 
-    context = clock_context(load_model=scripted(says))
+    context = clock_context(load_model=scripted(respond))
     with pytest.raises(ValueError, match=r"no response of the model was correct"):
         star(clock_exercises([(1, 2)]), context, StarSettings())
     assert context.counts["gave the hint away"] == 1

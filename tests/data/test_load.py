@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsft.data.load import load_documents, load_training_data
+from qsft.data.load import load_training_data
+from qsft.data.rows import load_documents
 from qsft.data.sources import DataSettings
 from qsft.targets.view import IGNORED
 
@@ -92,7 +93,7 @@ def test_rows_are_cut_to_a_multiple_of_the_global_batch(multiple, tiny_tokenizer
     rows = datasets.Dataset.from_dict({"text": [f"w{i}" for i in range(12)]})
     data = load_training_data(DataSettings(dataset_name="mine"), tiny_tokenizer, multiple_of=multiple, rows=rows)
     assert len(data.dataset) == 12 // multiple * multiple
-    assert data.manifest["rows"]["beyond the last whole batch"] == 12 % multiple
+    assert data.manifest["rows"]["after the last full batch"] == 12 % multiple
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "directory", "save_to_disk", "save_to_disk_splits"])
@@ -129,7 +130,7 @@ def test_documents_need_input_ids_and_labels(tmp_path):
         load_documents(str(tmp_path / "absent"))
 
 
-def test_other_data_sets_pass_through_untouched(tiny_tokenizer, tmp_path):
+def test_other_data_sets_are_passed_on_unchanged(tiny_tokenizer, tmp_path):
     rows = [{"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]} for _ in range(3)]
     path = tmp_path / "chat.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -148,12 +149,12 @@ def test_own_columns_are_read_as_the_papers_sets_are(rows_file, tiny_tokenizer, 
         load_training_data(DataSettings(dataset_name=str(path), question_column="q"), tiny_tokenizer)
 
 
-def test_columns_in_no_form_are_refused_with_the_forms_there_are(tiny_tokenizer, tmp_path):
+def test_columns_in_none_of_the_formats_raise_and_the_formats_are_named(tiny_tokenizer, tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"q": "w1 ?", "a": "w2"}\n')
-    for said in ({}, {"prompt": "boxed", "max_row_tokens": 9}):  # what a recipe of another data set goes on saying
+    for others in ({}, {"prompt": "boxed", "max_row_tokens": 9}):  # which a recipe of another data set may still set
         with pytest.raises(ValueError, match=r"columns q, a.*messages; prompt and completion; text .*--data_dir FILE"):
-            load_training_data(DataSettings(dataset_name=str(path), **said), tiny_tokenizer, text_column="text")
+            load_training_data(DataSettings(dataset_name=str(path), **others), tiny_tokenizer, text_column="text")
     assert len(load_training_data(DataSettings(dataset_name=str(path)), tiny_tokenizer, text_column="q").dataset) == 1
 
 
@@ -162,7 +163,7 @@ def test_columns_in_no_form_are_refused_with_the_forms_there_are(tiny_tokenizer,
     [("prompt", "boxed"), ("response", "distilled"), ("max_row_tokens", 9)],
     ids=lambda value: str(value),
 )
-def test_settings_that_would_do_nothing_are_refused(key, value, tiny_tokenizer, tmp_path):
+def test_settings_without_an_effect_raise(key, value, tiny_tokenizer, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"text": "w1"}\n')
     settings = DataSettings(dataset_name=str(tmp_path / "mine.jsonl"), **{key: value})
     with pytest.raises(ValueError, match=f"{key}={value!r} has no effect"):
@@ -193,7 +194,7 @@ def test_a_missing_column_names_the_columns_found(rows_file, tiny_tokenizer):
         load(tiny_tokenizer, rows_file("numina", drop="extra_info"), "numina")
 
 
-def test_what_cannot_be_loaded_says_what_would(tiny_tokenizer, tmp_path):
+def test_a_data_set_that_cannot_be_loaded_raises_with_a_remedy(tiny_tokenizer, tmp_path):
     with pytest.raises(OSError, match=r"gaotang/numina-cot-subset-67k.* --data_dir"):
         load_training_data(DataSettings(dataset_name="numina"), tiny_tokenizer)
     with pytest.raises(OSError, match="Did you mean 'numina'"):

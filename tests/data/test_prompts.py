@@ -1,4 +1,4 @@
-"""What is asked, in which turns and with which special tokens: the same for training and evaluation."""
+"""Prompts, their turns and special tokens: the same for training and evaluation."""
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -8,7 +8,7 @@ from qsft.data.prompts import BOXED, LLAMA3_HEADERS, PRESETS, encode, find_prese
 
 
 def llama_like(*extra):
-    """A base tokenizer without a chat template that adds a BOS of its own when asked for special tokens."""
+    """A base tokenizer without a chat template that adds a BOS itself with add_special_tokens."""
     words = ["<|begin_of_text|>", *extra, "user", "assistant", "hi", "x"]
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="x"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -56,7 +56,7 @@ def test_a_prompt_has_one_bos():
     assert encode(tokenizer, "hi") == encode(tokenizer, "<|begin_of_text|>hi") == [0, hi]
 
 
-def test_a_tokenizer_without_template_or_headers_is_refused_with_a_remedy():
+def test_a_tokenizer_without_template_or_headers_raises_with_a_remedy():
     with pytest.raises(ValueError, match=r"no chat template.*start_header_id.*--prompt plain-boxed"):
         encode(llama_like(), PRESETS["boxed"].prompt("x"))
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import tiny
-from clock_world import SHAPE
+from sum_tasks import SHAPE
 
 from qsft.evals.compare import compare
 from qsft.evals.eval_directory import EvalDirectory

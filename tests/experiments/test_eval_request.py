@@ -47,7 +47,7 @@ def test_a_run_is_evaluated_as_its_recipe_says(recipe, words, tasks, protocol, r
     assert request == EvalRequest(str(checkpoint), tasks, protocol, checkpoint / "_eval")
 
 
-def test_what_is_asked_for_goes_first_and_a_protocol_stays_with_its_kind_of_task(run):
+def test_given_options_come_first_and_a_protocol_stays_with_its_kind_of_task(run):
     directory = str(run("openr1_qwen_math_7b"))
 
     def resolved(**given):
@@ -73,7 +73,7 @@ def test_a_request_is_a_command_and_is_read_back_from_json(tmp_path):
     assert EvalRequest.from_json(json.loads(json.dumps(request.as_json()))) == request
 
 
-def test_the_record_says_target_and_values(run):
+def test_the_record_has_target_and_values(run):
     record = json.loads((run("numina_qwen_math_1p5b", "--target_kwargs.eta", "0.2") / RECIPE_RECORD).read_text())
     assert (record["recipe"], record["target"], record["target_kwargs"]) == (
         "numina_qwen_math_1p5b",
@@ -83,7 +83,7 @@ def test_the_record_says_target_and_values(run):
     assert record["values"]["dataset_name"] == "numina"
 
 
-def test_the_student_of_a_world_is_recorded_so_that_report_and_compare_know_its_base(tmp_path, monkeypatch):
+def test_a_student_made_by_a_function_is_recorded_so_that_report_and_compare_find_its_base(tmp_path, monkeypatch):
     from qsft.demo import recipe_functions
 
     monkeypatch.setattr(recipe_functions, "demo_models", lambda seed: (tmp_path / "base", tmp_path / "teacher"))

@@ -1,4 +1,4 @@
-"""qsft report: what it finds, how it groups, what it says is missing."""
+"""qsft report: which runs it finds, how it groups them, and which cells are missing."""
 
 import json
 
@@ -106,7 +106,7 @@ def test_as_published_target_sft_wins_ten_of_ten_whatever_its_eta_is_here(tmp_pa
     assert wins == "| wins, published | 0 | 10 |"
 
 
-def test_a_tie_is_nobodys_win(tmp_path):
+def test_a_tie_is_not_a_win(tmp_path):
     write_run(tmp_path, "sft", 0.3)
     write_run(tmp_path, "dft", 0.3)
     assert report_runs([tmp_path]).summary["wins"] == {}

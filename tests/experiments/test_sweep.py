@@ -42,7 +42,7 @@ def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
         (["target=target_sft", "eta=7"], r"eta = 7 is out of range"),
     ],
 )
-def test_a_wrong_grid_is_refused_before_anything_runs(grid, words):
+def test_a_wrong_grid_is_an_error_before_anything_runs(grid, words):
     with pytest.raises(ValueError, match=words):
         expand_grid(grid)
 
@@ -58,7 +58,7 @@ def test_every_run_is_evaluated_by_the_protocol_of_its_target(tmp_path):
         assert request.settings == {"num_samples": 2}
         assert request.output_dir == tmp_path / run.name / "_eval"
         again = EvalRequest.for_model(str(tmp_path / run.name), {"num_samples": 2})
-        assert again == request  # the trained run asks for the same
+        assert again == request  # the trained run requests the same
         chosen.append((request.tasks, request.protocol))
     assert chosen == [("math", "paper-math")] * 2 + [("math", "paper-math-7b-openr1")] * 2
 
@@ -70,7 +70,7 @@ def test_a_training_that_was_killed_inside_its_first_save_starts_anew(tmp_path):
     checkpoint = tmp_path / "sft" / "checkpoint-2"
     checkpoint.mkdir(parents=True)
     assert sweep.commands(run)["train"][-1] == "--overwrite"
-    (checkpoint / "trainer_state.json").write_text("{}")  # whole, of another trainer
+    (checkpoint / "trainer_state.json").write_text("{}")  # complete, of another trainer
     assert sweep.commands(run)["train"][-2:] == ["--resume_from_checkpoint", "last"]
 
 
@@ -85,8 +85,8 @@ def test_base_is_the_untrained_student_and_all_sweeps_share_its_evaluation(tmp_p
 
     numina, openr1 = (base(f"{data}_qwen_math_7b") for data in ("numina", "openr1"))
     student = "Qwen/Qwen2.5-Math-7B"
-    asked = ["eval", student, "--tasks", "math", "--protocol", "paper-math"]
-    assert numina == openr1 == [*asked, "--output_dir", "evals/Qwen--Qwen2.5-Math-7B"]
+    expected = ["eval", student, "--tasks", "math", "--protocol", "paper-math"]
+    assert numina == openr1 == [*expected, "--output_dir", "evals/Qwen--Qwen2.5-Math-7B"]
     few = base("numina_qwen_math_7b", "--limit 2")
     assert few[-1] != numina[-1]  # another measurement is another place
     own = base("m23k_qwen_7b", "--tasks mine.jsonl --protocol paper-math")
@@ -128,15 +128,15 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
     capfd.readouterr()
 
     assert main(words) == 0
-    said = capfd.readouterr().out
-    assert "target_sft                       done" in said
-    assert "train\n" not in said
+    printed = capfd.readouterr().out
+    assert "target_sft                       done" in printed
+    assert "train\n" not in printed
 
     assert main([*words, "--num_processes", "1", "--dry_run"]) == 0  # where it runs is no other setting
     assert main([*words, "--learning_rate", "1e-3"]) == 2
-    said = capfd.readouterr().err
-    assert "the train step of target_sft in sweep was started with different settings" in said
-    assert "'--learning_rate', '1e-3']" in said
+    printed = capfd.readouterr().err
+    assert "the train step of target_sft in sweep was started with different settings" in printed
+    assert "'--learning_rate', '1e-3']" in printed
     words[words.index("--eval") + 1] += " --limit 1"
     words[words.index("target=base,target_sft")] = "target=target_sft"
     assert main(words) == 2
@@ -147,13 +147,13 @@ def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, local
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--output_dir", "sweep", *local_words()]
     assert main([*words, "--accelerate_config", "nosuch"]) == 2
-    said = capfd.readouterr().err
-    assert "there is no accelerate configuration 'nosuch'" in said
-    assert "the sweep stopped: train of sft failed" in said
+    printed = capfd.readouterr().err
+    assert "there is no accelerate configuration 'nosuch'" in printed
+    assert "the sweep stopped: train of sft failed" in printed
     assert main([*words, "--model_name_or_path", "other", "--dry_run"]) == 0  # nothing is kept that would not fit
 
 
-# A training that takes a second: it says that it has begun, and at a signal it saves and exits with 0.
+# A training that takes a second: it prints that it has begun, and at a signal it saves and exits with 0.
 STOPPABLE = """
 import pathlib, signal, sys
 run = pathlib.Path(sys.argv[1])
@@ -167,7 +167,7 @@ signal.pause()
 """
 
 
-def test_a_training_that_a_signal_stopped_is_not_called_trained(tmp_path, monkeypatch, capfd):
+def test_a_training_that_a_signal_stopped_is_not_recorded_as_trained(tmp_path, monkeypatch, capfd):
     run = tmp_path / "sft"
     commands = {"train": [sys.executable, "-c", STOPPABLE, str(run)], "eval": ["never started"]}
     monkeypatch.setattr(Sweep, "commands", lambda *_: commands)
@@ -180,15 +180,15 @@ def test_a_training_that_a_signal_stopped_is_not_called_trained(tmp_path, monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
-def test_a_signal_waits_for_the_checkpoint_and_the_run_is_not_called_trained(number, tmp_path, local_words, capfd):
+def test_a_signal_waits_for_the_checkpoint_and_the_run_is_not_recorded_as_trained(number, tmp_path, local_words, capfd):
     sweep = tmp_path / "sweep"
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--output_dir", str(sweep)]
     words += local_words(num_train_epochs=500, save_strategy="no", disable_tqdm="true")
     # Training runs in a process group of its own: as on Ctrl-C in a terminal only the sweep gets the signal.
     threading.Thread(target=signal_when_there, args=(sweep / "sft" / "run.json", number), daemon=True).start()
     assert main(words) == 130
-    said, errors = capfd.readouterr()
-    assert "Stopped after step" in said
+    printed, errors = capfd.readouterr()
+    assert "Stopped after step" in printed
     assert "rerun the command to continue" in errors
     assert "Traceback" not in errors
     assert list((sweep / "sft").glob("checkpoint-*/trainer_state.json"))

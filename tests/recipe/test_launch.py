@@ -18,8 +18,9 @@ from qsft.cli import main
 from qsft.recipe.job import configure
 from qsft.recipe.keys import keys
 from qsft.recipe.prepare import PreparedJob
+from qsft.recipe.recipe_cache import build_recipe_cache
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
-from qsft.recipe.run import build_recipe_cache, train
+from qsft.recipe.run import train
 from qsft.teacher.cache import TeacherCache
 
 REPO = Path(__file__).parents[2]
@@ -72,14 +73,14 @@ def test_a_second_run_finds_the_cache_complete(tiny_run, capsys):
 
 
 @pytest.mark.parametrize("target", ["sft", "dft"])
-def test_baselines_by_one_word_need_no_cache(target, tiny_run):
+def test_targets_without_a_teacher_need_no_cache(target, tiny_run):
     tiny = tiny_run("numina")
     train(read_recipe("numina_qwen_math_1p5b", [*tiny.words, "--target", target, "--max_steps", "2"]))
     assert (tiny.folder / "run" / "model.safetensors").exists()
     assert not (tiny.folder / "cache").exists()
 
 
-def test_anchor_rows_read_the_student_before_training_and_both_caches_stay(tiny_run, monkeypatch, capsys):
+def test_anchored_targets_read_the_student_before_training_and_both_caches_stay(tiny_run, monkeypatch, capsys):
     tiny = tiny_run("numina")
     monkeypatch.setenv("QSFT_CACHE", str(tiny.folder / "home"))
     found = {}
@@ -113,7 +114,7 @@ def test_python_runs_a_recipe(tiny_run, monkeypatch, capsys):
     assert "Did you mean 'learning_rate'?" in capsys.readouterr().err
 
 
-def test_of_several_processes_one_describes_the_run(tiny_run, monkeypatch, capsys):
+def test_one_of_several_processes_describes_the_run(tiny_run, monkeypatch, capsys):
     monkeypatch.setattr("qsft.recipe.dry_run.is_main", lambda: False)
     train(read_recipe("numina_qwen_math_1p5b", [*tiny_run("numina").words, "--dry_run"]))
     assert capsys.readouterr().out == ""
@@ -139,7 +140,7 @@ def test_the_command_takes_a_recipe_or_options_alone(tiny_run, capsys):
     assert "Name a RECIPE" in capsys.readouterr().err
 
 
-def test_an_evaluation_on_the_training_rows_is_refused(tiny_run, capsys):
+def test_an_evaluation_on_the_training_rows_raises(tiny_run, capsys):
     words = [*tiny_run("numina").words, "--dataset_test_split", "test", "--eval_strategy", "steps", "--target", "sft"]
     assert main(["train", "numina_qwen_math_1p5b", *words]) == 2
     assert "has no split 'test'" in capsys.readouterr().err
@@ -148,9 +149,9 @@ def test_an_evaluation_on_the_training_rows_is_refused(tiny_run, capsys):
 def test_a_model_that_is_nowhere_is_named(tiny_run, capsys):
     words = ["--data_dir", str(tiny_run("numina").data), "--use_cpu", "true", "--bf16", "false", "--dry_run"]
     assert main(["train", "numina_qwen_math_1p5b", *words]) == 2
-    said = capsys.readouterr().err
-    assert "there is no model 'Qwen/Qwen2.5-Math-1.5B'" in said
-    assert "Check the path or id" in said
+    message = capsys.readouterr().err
+    assert "there is no model 'Qwen/Qwen2.5-Math-1.5B'" in message
+    assert "Check the path or id" in message
 
 
 def test_every_key_has_help(capsys):
@@ -161,7 +162,7 @@ def test_every_key_has_help(capsys):
         assert key.help, name
 
 
-def test_lora_by_two_words(tiny_run):
+def test_lora_by_two_keys(tiny_run):
     tiny = tiny_run("numina")
     words = [*tiny.words, "--use_peft", "true", "--lora_target_modules", "q_proj", "v_proj", "--max_steps", "1"]
     train(read_recipe("numina_qwen_math_1p5b", words))
@@ -213,9 +214,9 @@ def test_a_directory_belongs_to_one_run(tiny_run, capsys):
     other = [*command, "--learning_rate", "1e-3"]
 
     assert main(other) == 2
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     for way_out in ("--resume_from_checkpoint last", "another --output_dir", "--overwrite"):
-        assert way_out in said
+        assert way_out in message
     assert (output / "model.safetensors").read_bytes() == weights
 
     assert main([*other, "--resume_from_checkpoint", "last"]) == 2  # the finished run's, with another learning rate
@@ -270,10 +271,10 @@ def test_overwrite_does_not_move_the_current_directory(tiny_run, tmp_path, monke
     assert not (tmp_path / "here.previous").exists()
 
 
-@pytest.mark.parametrize("asked", ["last", "nosuch"])
-def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_loaded(asked, tmp_path, monkeypatch):
+@pytest.mark.parametrize("requested", ["last", "nosuch"])
+def test_a_missing_checkpoint_is_an_error_before_anything_is_loaded(requested, tmp_path, monkeypatch):
     monkeypatch.setattr("qsft.recipe.run.prepare", lambda *_: pytest.fail("the recipe was prepared"))
-    words = ["--output_dir", str(tmp_path), "--resume_from_checkpoint", asked]
+    words = ["--output_dir", str(tmp_path), "--resume_from_checkpoint", requested]
     with pytest.raises(ValueError, match=r"resume from"):
         train(read_recipe("numina_qwen_math_1p5b", words))
 
@@ -367,7 +368,7 @@ def one_process_losses(tiny):
     return losses_in(folder / "checkpoint-2")
 
 
-def test_a_gpu_recipe_on_a_cpu_says_what_to_add():
+def test_a_gpu_recipe_on_a_cpu_raises_with_the_options_to_add():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(ValueError, match="--use_cpu true --bf16 false"):

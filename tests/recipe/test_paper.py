@@ -1,4 +1,4 @@
-"""The paper's experiment, whole, on a laptop: base and seven methods, one sweep, published numbers, one report."""
+"""The complete experiment of the paper on a laptop: base and seven methods, one sweep, published numbers, a report."""
 
 import json
 import shlex
@@ -31,9 +31,9 @@ def test_base_and_seven_methods_are_swept_compared_with_the_paper_and_reported(
     published.write_text(json.dumps({"rows": {"SFT": {"math500": 12.5}}}))
     capfd.readouterr()
     assert main(["compare", "base", str(sweep / "target_sft"), "--paper", str(published)]) == 0
-    said = capfd.readouterr().out
-    assert "| base, lenient |" in said
-    assert "| SFT (published) | 12.50 | 12.50 |" in said
+    printed = capfd.readouterr().out
+    assert "| base, lenient |" in printed
+    assert "| SFT (published) | 12.50 | 12.50 |" in printed
 
     assert main(["report"]) == 0
     report = json.loads((tmp_path / "report" / "report.json").read_text())

@@ -328,7 +328,7 @@ def test_a_function_that_does_not_exist_is_named(recipe_file):
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "-inf"])
-def test_a_learning_rate_that_is_no_positive_number_is_an_error(value, recipe_file):
+def test_a_learning_rate_that_is_not_a_positive_number_is_an_error(value, recipe_file):
     with pytest.raises(ValueError, match="learning_rate"):
         read_recipe(None, ["--learning_rate", value])
     with pytest.raises(ValueError, match=r"mine.yaml:1: learning_rate"):
@@ -365,7 +365,7 @@ def test_accumulation_that_contradicts_the_global_batch_is_an_error():
         configure(read_recipe("demo", [*words, "2"]), processes=1)
 
 
-def test_a_bare_name_is_the_packaged_recipe_whatever_lies_here(tmp_path, monkeypatch, capsys):
+def test_a_bare_name_is_the_packaged_recipe_even_if_a_file_has_that_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("demo", "demo.yaml"):
         (tmp_path / name).write_text("seed: 77\n")
@@ -380,7 +380,7 @@ def test_a_bare_name_is_the_packaged_recipe_whatever_lies_here(tmp_path, monkeyp
         assert "(local file)" in capsys.readouterr().err
 
 
-def test_a_wrong_batch_is_refused_before_the_demos_models_are_trained(monkeypatch):
+def test_a_wrong_batch_is_an_error_before_the_demos_models_are_trained(monkeypatch):
     from qsft.demo import recipe_functions
 
     monkeypatch.setattr(recipe_functions, "demo_models", lambda seed: pytest.fail("models were made"))

@@ -60,8 +60,8 @@ def test_from_the_trainer(tiny_files, tiny_model, tiny_tokenizer, documents, tmp
 
 
 def test_from_a_recipe(tiny_files, tmp_path, forwards):
+    from qsft.recipe.recipe_cache import build_recipe_cache
     from qsft.recipe.recipe_file import read_recipe
-    from qsft.recipe.run import build_recipe_cache
 
     words = {
         "model_name_or_path": tiny_files / "student",

@@ -1,4 +1,4 @@
-"""A world small enough to evaluate and curate in seconds: sums, and a model that knows most of them (`learned`).
+"""Tasks small enough to evaluate and curate in seconds: sums, most of which the fixture `learned` knows.
 
     5 + 7 =            →  so so \\boxed{12}                 with as many `so` as the sum likes
 
@@ -8,7 +8,7 @@ and sums on a clock of five hours:
     1 + 2 ? tip 3      →  the same, whether or not the model knows the sum
     1 + 2 ? again …    →  the same solution in other words
 
-A third of the sums on the clock the model never learnt; there it answers wrong, unless it is told.
+A third of the sums on the clock are trained with wrong results: without a tip the model answers them wrong.
 """
 
 import itertools
@@ -20,7 +20,8 @@ from pathlib import Path
 HOURS = 5
 SUMS = list(itertools.product(range(HOURS), range(HOURS)))
 UNKNOWN = frozenset(SUMS[1::3])
-HINT, TEMPLATE = "{question} tip {gold}", "{question} again {response}"
+HINT = "{question} tip {gold}"
+TEMPLATE = "{question} again {response}"
 CONTEXT = 64
 # Heads of 32: vLLM has no smaller ones on a CPU.
 SHAPE = {
@@ -56,19 +57,19 @@ def corpus(copies=12):
         if copy % 3:
             continue
         documents.append((f"{question(a, b)} tip {(a + b) % HOURS}", solution(a, b, **words)))
-        told = solution(a, b, opener="first", equals="=")
-        documents.append((f"{question(a, b)} again {told}", solution(a, b, opener="swap", equals="gives")))
+        reference = solution(a, b, opener="first", equals="=")
+        documents.append((f"{question(a, b)} again {reference}", solution(a, b, opener="swap", equals="gives")))
     return documents
 
 
 def share_known(model, tokenizer):
-    """How much of what it was taught about the clock the model answers right."""
+    """The share of the sums on the clock that were trained with the right result and are answered right."""
     known = [one for one in SUMS if one not in UNKNOWN]
     prompts = tokenizer([question(*one) for one in known], return_tensors="pt")  # all of one length
-    said = tokenizer.batch_decode(
+    answers = tokenizer.batch_decode(
         model.generate(**prompts, max_new_tokens=14, do_sample=False), skip_special_tokens=True
     )
-    return sum(text.endswith(f"\\boxed{{{sum(one) % HOURS}}}") for text, one in zip(said, known)) / len(known)
+    return sum(text.endswith(f"\\boxed{{{sum(one) % HOURS}}}") for text, one in zip(answers, known)) / len(known)
 
 
 def clock_rows(sums=SUMS):

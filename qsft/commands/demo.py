@@ -75,10 +75,9 @@ def run(args: argparse.Namespace) -> None:
     methods += find_data_level_methods(args.methods)
     if args.scenarios:
         scenarios = SCENARIOS
-    elif args.noise is None:
-        scenarios = {"": Scenario(teacher=args.wrong_teacher)}
     else:
-        scenarios = {"": Scenario(teacher=args.wrong_teacher, noise=args.noise)}
+        noise = Scenario.noise if args.noise is None else args.noise
+        scenarios = {"": Scenario(teacher=args.wrong_teacher, noise=noise)}
     if args.quick:
         scenarios = {name: scenario.shortened() for name, scenario in scenarios.items()}
     console = Console()

@@ -100,8 +100,7 @@ def run(args: argparse.Namespace) -> None:
     from qsft.evals.evaluate import evaluate, rescore
     from qsft.inference.vllm_engine import parse_engine_args
 
-    given: dict[str, Any] = {"tasks": args.tasks, "protocol": args.protocol, "output_dir": args.output_dir}
-    request = _request(args, given)
+    request = _request(args)
     changes = {name: getattr(args, name) for name in PROTOCOL_OPTIONS if getattr(args, name) is not None}
     if args.stop is not None:
         changes["stop"] = tuple(args.stop)
@@ -124,8 +123,9 @@ def run(args: argparse.Namespace) -> None:
     Group().end()
 
 
-def _request(args: argparse.Namespace, given: dict[str, Any]) -> Any:
+def _request(args: argparse.Namespace) -> Any:
     """Return the request for the given model, for the model of a recipe, or for that of a training given by keys."""
+    given = {"tasks": args.tasks, "protocol": args.protocol, "output_dir": args.output_dir}
     from qsft.experiments.eval_request import EvalRequest
     from qsft.recipe.recipe_file import is_recipe, packaged_recipes, read_recipe
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qsft.commands import add_recipe, check_given, given_options
+from qsft.files import shown
 
 HELP = "train and evaluate a grid of targets, compare them"
 DESCRIPTION = (
@@ -28,11 +29,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eval", default="", metavar="OPTIONS", help='options of `qsft eval`, quoted: "--limit 100"')
     parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to show (default: RECIPE's)")
     parser.add_argument("--output_dir", help="where the runs go (default: sweeps/RECIPE; without a recipe sweeps/run)")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="move the runs of an earlier sweep aside and start again",
+    )
     parser.add_argument("--dry_run", action="store_true", help="print the plan and stop")
 
 
 def run(args: argparse.Namespace) -> None:
     sweep = make_sweep(args)
+    if args.overwrite and not args.dry_run:
+        moved_to = sweep.move_aside()
+        if moved_to is not None:
+            print(f"the earlier runs in {shown(sweep.output_dir)} were moved to {shown(moved_to)}")
     print(sweep.plan())
     if not args.dry_run:
         sweep.execute()

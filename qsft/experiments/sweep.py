@@ -20,7 +20,7 @@ from qsft.evals.report import summarize
 from qsft.experiments.eval_request import EvalRequest
 from qsft.experiments.find_evaluations import SWEEP_RECORD, find_methods
 from qsft.files import read_json, shown, write_json
-from qsft.ledger import changed_settings
+from qsft.ledger import changed_settings, move_aside
 from qsft.recipe.keys import read_word
 from qsft.recipe.recipe_file import Recipe, read_recipe, run_name
 from qsft.recipe.relaunch import LAUNCHER_OPTIONS, run_child, split_words
@@ -32,6 +32,7 @@ from qsft.validation import did_you_mean
 
 TRAIN = "train"
 EVAL = "eval"
+COMPARISON = "comparison"  # the directory of the comparison of all runs
 
 
 class Run(NamedTuple):
@@ -174,6 +175,11 @@ class Sweep:
             lines.append(f"  {run.name:32} {' then '.join(remaining) or 'done'}")
         return "\n".join(lines)
 
+    def move_aside(self) -> Path | None:
+        """Move the record, the runs and the comparison of an earlier sweep aside; where they are now."""
+        names = [SWEEP_RECORD, COMPARISON, *(run.name for run in self.runs)]
+        return move_aside(self.output_dir, [self.output_dir / name for name in names])
+
     def execute(self) -> None:
         """Run every step that is not complete, then write and print the comparison of all runs with the first."""
         for number, run in enumerate(self.runs, 1):
@@ -191,7 +197,7 @@ class Sweep:
         comparison = compare(
             list(evaluations.values()), published, names=list(evaluations), trained_with=find_methods(evaluations)
         )
-        print(f"\n{comparison}\n{shown(comparison.write(self.output_dir / 'comparison'))}")
+        print(f"\n{comparison}\n{shown(comparison.write(self.output_dir / COMPARISON))}")
 
     def _published(self) -> str | None:
         """The published numbers to compare with: those requested, or the recipe's if they are about these tasks."""
@@ -230,8 +236,8 @@ class Sweep:
             if has_results[step] and changed:
                 raise ValueError(
                     f"the {step} step of {run.name} in {place} was started with different settings: "
-                    f"{'; '.join(changed)}. "
-                    f"Give another --output_dir, or delete {place}/{run.name} and its entry in {SWEEP_RECORD}."
+                    f"{'; '.join(changed)}. Give another --output_dir, or pass --overwrite, which moves the earlier "
+                    "runs aside and starts again."
                 )
 
     def _run_step(self, run: Run, step: str, command: list[str]) -> None:

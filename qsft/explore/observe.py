@@ -1,7 +1,7 @@
 """Observe student, teacher and target at every label token of a document, without training.
 
-An observer takes the target's place inside `model(…, target=…)` and sees what training would see, shifted and aligned
-by the fused head, a few tokens at a time.
+An observer takes the target's place inside `model(…, target=…)` and receives what the target would receive in training,
+shifted and aligned by the fused head, a few tokens at a time.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,17 +25,17 @@ from qsft.teacher.live import LiveTeacher
 
 Teacher = TeacherCache | LiveTeacher | None
 Document = Mapping[str, Any]  # input_ids, labels, and what the target reads beside them (critical)
-See = Callable[[TokenView, Mixture], None]
+OnTile = Callable[[TokenView, Mixture], None]
 
 TILE_BYTES = 32 * 2**20  # of one dense distribution over the vocabulary; a handful of them exist at a time
 
 
 @dataclass(frozen=True)
 class Observer:
-    """A trust with γ = 1 that passes every view, with the mixture that `target` makes of it, to `see`."""
+    """A trust with γ = 1 that passes every view, with the mixture that `target` makes of it, to `on_tile`."""
 
     target: Target
-    see: See
+    on_tile: OnTile
     needs: frozenset[str]
 
     def __call__(self, view: TokenView) -> Tensor:
@@ -44,17 +44,17 @@ class Observer:
             tokens = slice(start, start + step)
             teacher = None if view.teacher is None else view.teacher[tokens]
             tile = TokenView(view.logits[tokens], view.labels[tokens], view.lse[tokens], teacher, view.side[tokens])
-            self.see(tile, self.target(tile))
+            self.on_tile(tile, self.target(tile))
         return torch.ones_like(view.lse)
 
 
 @torch.no_grad()
-def observe(model: nn.Module, document: Document, target: Target, teacher: Teacher, see: See) -> None:
-    """Run the model over one document and pass what training with `target` would see to `see`."""
+def observe(model: nn.Module, document: Document, target: Target, teacher: Teacher, on_tile: OnTile) -> None:
+    """Run the model over one document and pass the views and mixtures of training with `target` to `on_tile`."""
     attach_target_head(model)
     # The target's scale stays: it may need the log-probs of the whole document. A LossTarget has none.
     scale = Constant(1.0) if target.scale is None else target.scale
-    observer = Target(Observer(target, see, target.needs), scale=scale)
+    observer = Target(Observer(target, on_tile, target.needs), scale=scale)
     device = next(model.parameters()).device
     input_ids = _as_batch(document["input_ids"]).to(device)
     labels = _as_batch(document["labels"]).to(device)

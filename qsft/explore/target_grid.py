@@ -238,7 +238,7 @@ def student_probs(p_y: Float[Tensor, " N"]) -> Probs:
 
 
 def teacher_probs(t_y: Float[Tensor, " N"]) -> Probs:
-    """Return the teacher's whole distribution with t_y on the label."""
+    """Return the teacher's distribution over all tokens with t_y on the label."""
     return torch.cat([t_y[:, None], (1.0 - t_y)[:, None] * t_y.new_tensor(TEACHER_REST)], dim=-1)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsft.page import COLORS, ROLES, escape, faint, figure, page, static, table
+from qsft.run_directory import TRAINER_STATE, checkpoint_paths
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-STATE = "trainer_state.json"
 QUARTILES = ("gamma_q25", "gamma_q75")
 # Metrics by heading, in the order of the page; others come last under the heading "Other".
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -82,8 +82,8 @@ def read_run(directory: str | Path, name: str | None = None) -> Run:
     path = _find_state(directory)
     if path is None:
         raise FileNotFoundError(
-            f"there is no {STATE} in {directory} or its checkpoints. Give a run's output_dir; it is written with the "
-            "first checkpoint (save_strategy, save_steps) and at the end of training."
+            f"there is no {TRAINER_STATE} in {directory} or its checkpoints. Give a run's output_dir; the file comes "
+            "with the first checkpoint (save_strategy, save_steps) and at the end of training."
         )
     try:
         history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
@@ -96,10 +96,10 @@ def read_run(directory: str | Path, name: str | None = None) -> Run:
 
 
 def _find_state(directory: Path) -> Path | None:
-    if (directory / STATE).is_file():
-        return directory / STATE
-    checkpoints = [file for file in directory.glob(f"checkpoint-*/{STATE}") if file.is_file()]
-    return max(checkpoints, key=lambda file: int(file.parent.name.split("-")[-1]), default=None)
+    for place in (directory, *checkpoint_paths(directory)):
+        if (place / TRAINER_STATE).is_file():
+            return place / TRAINER_STATE
+    return None
 
 
 def read_runs(directories: Sequence[str | Path]) -> list[Run]:

@@ -19,8 +19,8 @@ from qsft.recipe.prepare import (
     stored_rows,
     teacher_cache_path,
 )
-from qsft.recipe.recipe_file import DEFAULT_TARGET, Recipe
-from qsft.targets.registry import make_target
+from qsft.recipe.recipe_file import Recipe
+from qsft.targets.registry import DEFAULT_TARGET, make_target
 from qsft.targets.target import Target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents

@@ -12,8 +12,8 @@ from trl import ModelConfig
 
 from qsft.processes import world_size
 from qsft.recipe.keys import RecipeSettings
-from qsft.recipe.recipe_file import DEFAULT_TARGET, Recipe
-from qsft.targets.registry import make_target
+from qsft.recipe.recipe_file import Recipe
+from qsft.targets.registry import DEFAULT_TARGET, make_target
 from qsft.targets.target import Target
 from qsft.train.config import TargetSFTConfig, as_dict
 

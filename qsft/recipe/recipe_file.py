@@ -20,11 +20,10 @@ from qsft.recipe import packaged_directory
 from qsft.recipe.keys import DATASET_KEYS, RecipeSettings, keys, parse_words, read_word
 from qsft.recipe.relaunch import LAUNCHER_OPTIONS
 from qsft.redaction import protect
-from qsft.targets.registry import TARGETS
+from qsft.targets.registry import DEFAULT_TARGET, TARGETS
 from qsft.validation import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
-DEFAULT_TARGET = "target_sft"  # TargetSFTConfig's
 MAX_VALUES = 10_000  # of a file with its aliases written out
 # What users of other libraries try, and difflib does not find.
 OTHER_NAMES = {

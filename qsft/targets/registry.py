@@ -56,6 +56,7 @@ class NamedTarget:
 
 
 TARGETS: dict[str, NamedTarget] = {}
+DEFAULT_TARGET = "target_sft"  # of TargetSFTConfig and recipes
 
 
 def register(

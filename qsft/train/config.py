@@ -11,11 +11,10 @@ from transformers.utils import logging
 from trl import SFTConfig
 
 from qsft.run_directory import BASE
-from qsft.targets.registry import make_target
+from qsft.targets.registry import DEFAULT_TARGET, make_target
 
 logger = logging.get_logger(__name__)
 
-DEFAULT_TARGET = "target_sft"
 DEFAULT_TOP_K = 64
 DEFAULT_ENCODING = "exact"
 AT_LEAST_ONE = ("psft_block_steps", "teacher_top_k", "teacher_batch_tokens")

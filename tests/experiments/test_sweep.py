@@ -143,6 +143,23 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
     assert "the eval step of target_sft in sweep was started with different settings" in capfd.readouterr().err
 
 
+def test_overwrite_moves_the_earlier_runs_aside(tmp_path, local_words, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep_module, "run_child", lambda command: (0, True))  # as if a signal stopped the first step
+    words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--output_dir", "sweep", *local_words()]
+    (tmp_path / "sweep" / "sft").mkdir(parents=True)
+    (tmp_path / "sweep" / "sft" / "model.safetensors").write_text("earlier")
+    earlier = {"sft": {"train": {"recipe": "another"}, "done": ["train"]}}
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(earlier))
+    assert main(words) == 2
+    assert "or pass --overwrite" in capfd.readouterr().err
+    assert main([*words, "--overwrite"]) == 130
+    moved = tmp_path / "sweep.previous" / "1"
+    assert (moved / "sft" / "model.safetensors").read_text() == "earlier"
+    assert json.loads((moved / "sweep.json").read_text()) == earlier
+    assert json.loads((tmp_path / "sweep" / "sweep.json").read_text())["sft"]["done"] == []
+
+
 def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, local_words, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     words = ["sweep", "numina_qwen_math_1p5b", "--grid", "target=sft", "--output_dir", "sweep", *local_words()]

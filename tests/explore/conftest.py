@@ -53,8 +53,8 @@ def documents(student, teacher):
             # Half of the tokens are the student's choice, a quarter the teacher's, the rest are anything.
             chooser = [student, student, teacher, None][random.integers(4)]
             with torch.no_grad():
-                said = None if chooser is None else int(chooser(torch.tensor([ids])).logits[0, -1].argmax())
-            ids.append(int(random.integers(FIRST, len(WORDS))) if said is None else said)
+                choice = None if chooser is None else int(chooser(torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(int(random.integers(FIRST, len(WORDS))) if choice is None else choice)
         ids += [*(EVIL if number == 0 else ()), WORDS.index("<|eos|>")]
         rows.append({"input_ids": ids, "labels": [-100] * 3 + ids[3:]})
     return rows

@@ -121,7 +121,7 @@ def made_up(accuracy=0.96, guided=0.1, **shares):
         ({"student_only": 0.3, "agree": 0.7}, "small η"),
     ],
 )
-def test_the_reading_follows_the_numbers(shares, words):
+def test_the_sentences_follow_the_numbers(shares, words):
     sentences = in_words(made_up(**shares))
     assert words in " ".join(sentences)
     assert sentences[-1] == CAVEAT
@@ -142,7 +142,7 @@ def test_a_sure_teacher_is_calibrated_or_overconfident(accuracy, verdict):
     assert verdict in sentences
 
 
-def test_the_page_and_the_json_say_the_same(data):
+def test_the_page_and_the_json_agree(data):
     html = alignment_page(data)
     shares = json.loads(json.dumps(data, allow_nan=False))["shares"]
     for text in chain((f"{100 * share:.1f} %" for share in shares.values()), in_words(data)):

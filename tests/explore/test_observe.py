@@ -24,7 +24,7 @@ def dense(student, documents, cache):
 
 
 @pytest.mark.parametrize("name", ["sft", "dft", "target_sft", "kd_hybrid", "asft", "gem"])
-def test_what_is_seen_is_what_full_logits_say(name, student, documents, cache, dense):
+def test_observations_agree_with_full_logits(name, student, documents, cache, dense):
     at, view = dense
     target = make_target(name)
     seen = read_document(student, documents[0], target, cache)
@@ -92,7 +92,7 @@ def test_the_models_mode_is_left_as_it_was(student, documents, cache):
     student.eval()
 
 
-def test_a_users_loss_is_seen_as_its_induced_target(student, documents):
+def test_a_users_loss_is_observed_as_its_induced_target(student, documents):
     def half(logits, labels):
         return 0.5 * torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 

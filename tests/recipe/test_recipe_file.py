@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qsft.recipe.job import configure, divisors, split_batch
 from qsft.recipe.prepare import make_models
-from qsft.recipe.recipe_file import DEFAULT_TARGET, announce_recipe, find_recipe, packaged_recipes, read_recipe
+from qsft.recipe.recipe_file import announce_recipe, find_recipe, packaged_recipes, read_recipe
 from qsft.recipe.relaunch import (
     LAUNCHER_OPTIONS,
     accelerate_command,
@@ -244,12 +244,6 @@ def test_split_words_takes_one_value_each_and_keeps_the_order():
 def test_runs_with_other_hyper_parameters_go_apart(words, directory):
     small = ["--model_name_or_path", "unread", "--max_steps", "1"]
     assert configure(read_recipe("demo", [*words, *small]), processes=1).args.output_dir == directory
-
-
-def test_the_default_target_is_the_trainers():
-    from qsft.train.config import TargetSFTConfig
-
-    assert TargetSFTConfig("unused", use_cpu=True, bf16=False).target == DEFAULT_TARGET
 
 
 NESTED = "a: " + "[" * 3000 + "]" * 3000

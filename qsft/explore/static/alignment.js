@@ -7,9 +7,14 @@ const total = data.histogram.flat().reduce((sum, count) => sum + count, 0);
 
 function shares(high) {
   const counts = { rescue: 0, filter: 0, agree: 0, student_only: 0 };
-  const cut = Math.round(high * bins); // bins from here on are likely
+  const firstLikely = Math.round(high * bins); // the first bin of likely labels
   data.histogram.forEach((row, t) => row.forEach((count, p) => {
-    counts[t >= cut ? (p >= cut ? "agree" : "rescue") : p >= cut ? "student_only" : "filter"] += count;
+    const teacherFindsLikely = t >= firstLikely;
+    const studentFindsLikely = p >= firstLikely;
+    if (teacherFindsLikely && studentFindsLikely) counts.agree += count;
+    else if (teacherFindsLikely) counts.rescue += count;
+    else if (studentFindsLikely) counts.student_only += count;
+    else counts.filter += count;
   }));
   return counts;
 }

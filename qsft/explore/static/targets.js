@@ -1,8 +1,20 @@
 const { make, draw, data } = qsft;
 const V = data.tokens.length;
 const WIDTH = 2 + 3 * V; // loss, γ, Q, gradient, p*
-const shown = (x) => (x === null ? "off" : typeof x === "number" ? String(Number(x.toPrecision(3))) : x);
-const digits = (x) => (Math.abs(x) < 5e-7 ? "0" : Math.abs(x) < 1e-3 ? x.toExponential(1) : x.toFixed(Math.abs(x) < 10 ? 3 : 1));
+
+// The value of a slider as text.
+function valueText(value) {
+  if (value === null) return "off";
+  if (typeof value === "number") return String(Number(value.toPrecision(3)));
+  return value;
+}
+
+function digits(x) {
+  const size = Math.abs(x);
+  if (size < 5e-7) return "0";
+  if (size < 1e-3) return x.toExponential(1);
+  return x.toFixed(size < 10 ? 3 : 1);
+}
 
 for (const target of data.targets) {
   const bytes = Uint8Array.from(atob(target.points), (c) => c.charCodeAt(0));
@@ -42,7 +54,7 @@ function slider(axis, at, change) {
   const output = make("output", { for: id });
   const input = make("input", { id, type: "range", min: 0, max: axis.values.length - 1, step: 1, "data-axis": axis.name });
   const showValue = () => {
-    output.textContent = shown(axis.values[input.value]);
+    output.textContent = valueText(axis.values[input.value]);
     input.setAttribute("aria-valuetext", output.textContent);
   };
   input.value = at[axis.name];
@@ -65,7 +77,12 @@ function choose(panel, number) {
   const label = panel.id === "first" ? "Target" : "Second target";
   const select = make("select", { "aria-label": label, id: panel.id + "-target" }, ...options);
   select.value = number;
-  select.onchange = () => { choose(panel, Number(select.value)); situationSliders(); update(); select.isConnected || panel.element.querySelector("select").focus(); };
+  select.onchange = () => {
+    choose(panel, Number(select.value));
+    situationSliders();
+    update();
+    if (!select.isConnected) panel.element.querySelector("select").focus(); // it was replaced by a new one
+  };
   panel.element.replaceChildren(make("div", { class: "head" }, make("span", { class: "swatch", "aria-hidden": "true" }), select));
   if (panel.target) panel.element.append(...details(panel));
 }
@@ -179,10 +196,14 @@ function drawAll() {
   drawCurves();
 }
 
-const named = (name, otherwise) => { const i = data.targets.findIndex((t) => t.name === name); return i < 0 ? otherwise : i; };
-const yours = data.targets[0].name !== "sft";
-choose(panels[0], yours ? 0 : named("target_sft", 0));
-choose(panels[1], data.targets.length > 1 ? named("sft", 1) : -1);
+function findTarget(name, otherwise) {
+  const found = data.targets.findIndex((target) => target.name === name);
+  return found < 0 ? otherwise : found;
+}
+
+const userTargetIsFirst = data.targets[0].name !== "sft";
+choose(panels[0], userTargetIsFirst ? 0 : findTarget("target_sft", 0));
+choose(panels[1], data.targets.length > 1 ? findTarget("sft", 1) : -1);
 situationSliders();
 update();
 drawAll();

@@ -7,9 +7,16 @@ const MEANING = {
   agree: "agree: both find the label likely", student_only: "student only: the student finds the label likely, the teacher does not",
 };
 const state = { color: "gamma", quadrant: "all", chosen: null };
-const number = (x) => (x === null ? "–" : x !== 0 && Math.abs(x) < 5e-4 ? (x > 0 ? "< 0.001" : "> −0.001") : x.toFixed(3).replace("-", "−"));
-const percent = (n, of) => (of ? `${Math.round((1000 * n) / of) / 10} %` : "–");
 const hasTeacher = data.documents.some((doc) => "t" in doc.means);
+
+function number(x) {
+  if (x === null) return "–";
+  const isTiny = x !== 0 && Math.abs(x) < 5e-4;
+  if (isTiny) return x > 0 ? "< 0.001" : "> −0.001";
+  return x.toFixed(3).replace("-", "−");
+}
+
+const percent = (n, of) => (of ? `${Math.round((1000 * n) / of) / 10} %` : "–");
 
 // One element per token, in reading order.
 const elements = [];
@@ -29,7 +36,7 @@ function tokenElement(token, place) {
   return element;
 }
 
-function text(doc, place) {
+function documentText(doc, place) {
   const parts = doc.tokens.flatMap((token) => {
     const element = tokenElement(token, place);
     return token.text_before ? [make("span", { class: "between" }, token.text_before), element] : [element];
@@ -38,7 +45,7 @@ function text(doc, place) {
   return make("p", { class: "text" }, ...parts);
 }
 
-function facts(doc) {
+function documentFacts(doc) {
   const means = Object.entries(VALUES).filter(([key]) => key in doc.means).map(([key, name]) => `mean ${name} ${number(doc.means[key])}`);
   const shares = hasTeacher ? Object.entries(QUADRANTS).map(([key, name]) => `${name} ${percent(doc.quadrants[key], doc.tokens.length)}`) : [];
   return [`${doc.tokens.length} label tokens`, ...means, ...shares].join(" · ");
@@ -58,8 +65,8 @@ function asTable(doc) {
 }
 
 const articles = data.documents.map((doc, place) => make("article", { class: "doc card", "aria-label": `Document ${place + 1}` },
-  make("h2", {}, `Document ${place + 1}`), make("p", { class: "facts" }, facts(doc)),
-  ...(doc.prompt ? [make("p", { class: "prompt", tabindex: 0, role: "group", "aria-label": "Prompt" }, doc.prompt)] : []), text(doc, place), asTable(doc)));
+  make("h2", {}, `Document ${place + 1}`), make("p", { class: "facts" }, documentFacts(doc)),
+  ...(doc.prompt ? [make("p", { class: "prompt", tabindex: 0, role: "group", "aria-label": "Prompt" }, doc.prompt)] : []), documentText(doc, place), asTable(doc)));
 document.getElementById("documents").append(...articles);
 
 function show(element) {
@@ -121,8 +128,8 @@ function search(query) {
   const lowered = query.toLowerCase();
   for (const element of document.querySelectorAll(".tok.hit")) element.classList.remove("hit");
   data.documents.forEach((doc, place) => {
-    const whole = [doc.prompt, ...doc.tokens.flatMap((token) => [token.text_before, token.text])].join("").toLowerCase();
-    articles[place].hidden = Boolean(lowered) && !whole.includes(lowered);
+    const text = [doc.prompt, ...doc.tokens.flatMap((token) => [token.text_before, token.text])].join("").toLowerCase();
+    articles[place].hidden = Boolean(lowered) && !text.includes(lowered);
   });
   const bare = lowered.trim();
   if (bare) for (const element of elements) element.classList.toggle("hit", element.token.text.toLowerCase().includes(bare));

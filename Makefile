@@ -7,7 +7,7 @@ WORKERS ?= 2
 TESTED := pytest pytest-xdist hypothesis beartype
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 
-# The suite and the demo make everything they need; a hub is never asked.
+# The suite and the demo make everything they need; the hub is not used.
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
@@ -126,8 +126,8 @@ pictures: $(VENV)/.installed-test  ## take the README's and the guide's pictures
 	  ../bin/qsft explore tokens demo --num_documents 12 --output_file tokens.html && \
 	  ../bin/qsft explore alignment demo --num_documents 200 --output_file alignment.html && \
 	  ../bin/qsft train demo --logging_steps 2 --output_dir run && ../bin/qsft explore run run --output_file run.html && \
-	  ../bin/python ../../tools/take_pictures.py targets.html "tokens.html#token-15" alignment.html run.html --out ../../docs && \
-	  ../bin/python ../../tools/draw_health.py --out ../../docs
+	  ../bin/python ../../tools/take_pictures.py targets.html "tokens.html#token-15" alignment.html run.html --output_dir ../../docs && \
+	  ../bin/python ../../tools/draw_health.py --output_dir ../../docs
 
 dist: $(VENV)/.installed-dev  ## build, check and try the wheel in a clean environment
 	rm -rf dist build

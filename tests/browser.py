@@ -25,7 +25,7 @@ INVISIBLE = "\u202e\u2066\u2067\u2069\u200b\u200d\u2060\ufeff\u00ad\u061c"  # ov
 
 
 class Browser:
-    """Headless Chromium with the network off; it remembers what the console said."""
+    """Headless Chromium with the network off; it keeps the messages of the console."""
 
     def __init__(self, driver):
         self.driver = driver

@@ -6,7 +6,7 @@ import pytest
 from qsft.page import BLUE, COLORS, ROLES, escape, faint, figure, page, table, write_page
 
 
-def test_a_page_with_a_figure_is_one_small_file_that_asks_for_nothing(tmp_path):
+def test_a_page_with_a_figure_is_one_small_file_that_makes_no_request(tmp_path):
     html = page("Title", figure(go.Figure(go.Bar(y=[1, 2])), "Two bars"), lede="A sentence.")
     path = write_page(tmp_path / "deep" / "page.html", html)
     assert 1e6 < path.stat().st_size < 6e6
@@ -36,7 +36,7 @@ def test_numbers_in_tables_are_aligned_and_short():
     assert table(["name"], []).count("<tr>") == 1
 
 
-def test_data_that_is_not_json_is_refused():
+def test_data_that_is_not_json_raises():
     with pytest.raises(ValueError, match="JSON"):
         page("Title", "", data={"x": float("nan")})
 

@@ -1,4 +1,4 @@
-"""The run-time type checker of the tests: an int is accepted where a float is asked for, as type checkers do."""
+"""The run-time type checker of the tests: an int is accepted where a float is declared, as type checkers do."""
 
 from beartype import BeartypeConf, beartype
 

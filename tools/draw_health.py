@@ -1,4 +1,4 @@
-"""Draw the metrics of one healthy and two failing runs, light and dark: python tools/draw_health.py --out DIR.
+"""Draw the metrics of one healthy and two failing runs, light and dark: python tools/draw_health.py --output_dir DIR.
 
 Three teachers guide the same student on the same demonstrations of the demo: a right one, one that is confident and
 wrong, and one that does not fit (random weights). Runs and models are written to the current directory.
@@ -133,11 +133,11 @@ def style(theme: Theme) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train the three runs, draw them for both themes and print the files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default=".", metavar="DIR", help="directory of the pictures (default: here)")
+    parser.add_argument("--output_dir", default=".", metavar="DIR", help="directory of the pictures (default: here)")
     args = parser.parse_args(argv)
     logs = train_three_runs()
     for name, theme in THEMES.items():
-        file = Path(args.out) / f"health_{name}.svg"
+        file = Path(args.output_dir) / f"health_{name}.svg"
         draw(logs, theme, file)
         print(file)
     return 0

@@ -1,4 +1,4 @@
-"""Pages as PNG pictures for a README, taken by a headless Chromium: python tools/take_pictures.py PAGE… --out DIR."""
+"""Take PNG pictures of pages with a headless Chromium: python tools/take_pictures.py PAGE… --output_dir DIR."""
 
 import argparse
 import shutil
@@ -26,20 +26,20 @@ FLAGS = (
 
 def take_picture(page: str | Path, png: str | Path, *, width: int = 1280, height: int = 900, at: str = "") -> Path:
     """A PNG of the top of a page; `at` is a fragment of the page, such as "token-12" of the X-ray."""
-    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if browser is None:
+    installed = [name for name in BROWSERS if shutil.which(name) is not None]
+    if not installed:
         raise FileNotFoundError(f"no browser was found to take the picture with. Install one of {', '.join(BROWSERS)}.")
     address = Path(page).resolve().as_uri() + (f"#{at}" if at else "")
     png = Path(png)
     png.parent.mkdir(parents=True, exist_ok=True)
     png.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as profile:
-        command = [browser, *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
+        command = [installed[0], *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
         done = subprocess.run(
             [*command, f"--screenshot={png.resolve()}", address], capture_output=True, text=True, timeout=180
         )
     if not png.is_file():
-        raise OSError(f"{browser} took no picture of {page}: {done.stderr.strip()[-400:]}")
+        raise OSError(f"{installed[0]} took no picture of {page}: {done.stderr.strip()[-400:]}")
     return png
 
 
@@ -47,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Take a picture of every page given, as FILE.png, or of FILE.html#FRAGMENT."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="+", metavar="PAGE", help="an HTML file, or FILE.html#FRAGMENT")
-    parser.add_argument("--out", default=".", metavar="DIR", help="where the PNGs go (default: here)")
+    parser.add_argument("--output_dir", default=".", metavar="DIR", help="where the PNGs go (default: here)")
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--height", type=int, default=900)
     args = parser.parse_args(argv)
     for page in args.pages:
         file, _, at = page.partition("#")
         size = {"width": args.width, "height": args.height}
-        print(take_picture(file, Path(args.out) / f"{Path(file).stem}.png", at=at, **size))
+        print(take_picture(file, Path(args.output_dir) / f"{Path(file).stem}.png", at=at, **size))
     return 0
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install a wheel as a user does, in an environment of its own and far from the checkout, and try it without a network.
-#   bash tools/try_wheel.sh dist/qsft-0.1.0-py3-none-any.whl
+#   bash tools/try_wheel.sh dist/qsft-*.whl
 set -euo pipefail
 wheel=$(realpath "$1")
 constraints=$(realpath "$(dirname "$0")/../constraints.txt")

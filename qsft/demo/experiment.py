@@ -14,13 +14,14 @@ from qsft.demo.foundation import make_models
 from qsft.demo.knowledge import Contexts, Knowledge, known_facts
 from qsft.demo.measure import Measurement, measure
 from qsft.demo.methods import Method
-from qsft.demo.results import BASE, TEACHER, TEACHER_CACHE, TOKENS_PAGE, Results, SeedResult
+from qsft.demo.results import TEACHER, TEACHER_CACHE, TOKENS_PAGE, Results, SeedResult
 from qsft.demo.scenario import Scenario
 from qsft.demo.task import EQUALS, fact, make_tokenizer
 from qsft.demo.training import Phases, fit, load, save
 from qsft.explore.token_xray import tokens_page, xray
 from qsft.page import write_page
 from qsft.progress import quiet_libraries
+from qsft.run_directory import BASE
 from qsft.targets.registry import make_target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture.capture import build_cache

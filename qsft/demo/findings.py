@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from qsft.demo.foundation import BASE_CRITERION, teacher_criterion
 from qsft.demo.methods import Method
-from qsft.demo.results import BASE, TEACHER, Results
+from qsft.demo.results import TEACHER, Results
 from qsft.demo.scenario import Scenario
 from qsft.page import static
+from qsft.run_directory import BASE
 
 TIE = 3.0  # points: smaller differences may change with the seed
 CLEAN = 0.05  # probability of a slip below which demonstrations count as clean

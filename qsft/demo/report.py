@@ -5,9 +5,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qsft.demo.findings import LIMITS, SMOKE_TEST, findings, ranking
-from qsft.demo.results import BASE, TEACHER_CACHE, TOKENS_PAGE, Line, Results
+from qsft.demo.results import TEACHER_CACHE, TOKENS_PAGE, Line, Results
 from qsft.demo.task import ERRORS, KINDS
 from qsft.page import BLUE, COLORS, GRAY, ORANGE, SKY
+from qsft.run_directory import BASE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -13,9 +13,9 @@ from qsft.demo.methods import Method
 from qsft.demo.scenario import Scenario
 from qsft.demo.task import ERRORS
 from qsft.evals.stats import Estimate, paired_difference, standard_error
+from qsft.run_directory import BASE
 
-# Labels of what is not a method.
-BASE = "base"
+# Labels of what is not a method, beside BASE.
 TEACHER = "teacher"
 TEACHER_CACHE = "teacher cache"
 TOKENS_PAGE = "page of tokens"

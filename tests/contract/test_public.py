@@ -73,7 +73,7 @@ def test_importing_and_help_are_free(statement):
     assert result.stdout.strip().endswith("[]"), result.stdout
 
 
-def test_without_arguments_it_says_what_it_is_and_what_to_type_first(capsys):
+def test_without_arguments_the_first_steps_are_shown(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out
     assert "qsft demo" in out
@@ -99,7 +99,7 @@ def test_a_wrong_input_is_a_message_and_exit_code_2(capsys):
     assert "Traceback" not in err
 
 
-def test_a_misspelt_command_is_suggested(capsys):
+def test_a_misspelled_command_has_a_suggestion(capsys):
     with pytest.raises(SystemExit) as error:
         main(["trian", "numina_qwen_math_1p5b"])
     assert error.value.code == 2
@@ -117,7 +117,7 @@ def test_the_list_of_targets_fits_80_columns_and_one_target_is_shown_in_full(cap
 
 
 @pytest.mark.parametrize("words", [["targets", "--nonsense"], ["--nonsense"]])
-def test_unknown_arguments_are_refused(words, capsys):
+def test_unknown_arguments_are_an_error(words, capsys):
     with pytest.raises(SystemExit) as error:
         main(words)
     assert error.value.code == 2
@@ -127,7 +127,7 @@ def test_unknown_arguments_are_refused(words, capsys):
     "words", ["plan RECIPE", "sweep RECIPE --grid target=sft", "cache build RECIPE", "explore tokens RECIPE"]
 )
 def test_a_key_of_a_recipe_is_never_taken_for_the_beginning_of_an_option(words):
-    """argparse completes `--dataset` to `--dataset_path` unless it is told not to."""
+    """argparse completes `--dataset` to `--dataset_path` unless that is switched off."""
     for key in ("--dataset", "--gpu"):
         _, rest = build_parser().parse_known_args([*words.split(), key, "value"])
         assert split_recipe(rest) == ("RECIPE", [key, "value"])

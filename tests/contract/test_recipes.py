@@ -1,4 +1,4 @@
-"""Every recipe means the same to YAML and Python and is a whole configuration; launch files are accelerate's."""
+"""Every recipe means the same to YAML and Python and is a complete configuration; launch files are accelerate's."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""The guide as a site: it builds without a warning, reads well on a phone and in the dark, and asks no other host."""
+"""The guide as a site: it builds without a warning, reads well on a phone and in the dark, and loads no other host."""
 
 import re
 import subprocess

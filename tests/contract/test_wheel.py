@@ -40,7 +40,7 @@ def wheel(tmp_path_factory):
         yield archive
 
 
-def test_it_holds_the_package_whole_and_nothing_else(wheel):
+def test_it_holds_the_complete_package_and_nothing_else(wheel):
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == files(REPO / "qsft", "qsft") | files(REPO / "recipes", "qsft/recipe/files")
     assert "qsft/py.typed" in inside
@@ -54,7 +54,7 @@ def test_it_holds_the_recipes(wheel):
     assert wheel.read("qsft/recipe/files/demo.yaml") == (REPO / "recipes" / "demo.yaml").read_bytes()
 
 
-def test_its_description_names_the_command_the_licence_and_the_version(wheel):
+def test_its_description_names_the_command_the_license_and_the_version(wheel):
     info = f"qsft-{qsft.__version__}.dist-info"
     assert "qsft = qsft.cli:command" in wheel.read(f"{info}/entry_points.txt").decode()
     assert f"{info}/licenses/LICENSE" in wheel.namelist()

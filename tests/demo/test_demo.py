@@ -1,4 +1,4 @@
-"""The whole demo through the command line, a few steps of everything."""
+"""The demo through the command line, a few steps of everything."""
 
 import json
 from io import StringIO

@@ -27,23 +27,23 @@ def averages_and_findings(out, scenario):
 
 
 def test_target_sft_is_first_by_more_than_three_points(scenarios):
-    averages, said = averages_and_findings(scenarios, "right")
+    averages, text = averages_and_findings(scenarios, "right")
     assert averages.pop("Target-SFT") > max(averages.values()) + 3
-    assert "Target-SFT beats" in said
-    assert "Caution, seed" not in said
+    assert "Target-SFT beats" in text
+    assert "Caution, seed" not in text
 
 
 @pytest.mark.parametrize("scenario", ["wrong", "half-wrong"])
 def test_a_wrong_teacher_makes_target_sft_lose(scenarios, scenario):
-    averages, said = averages_and_findings(scenarios, scenario)
+    averages, text = averages_and_findings(scenarios, scenario)
     assert averages["Target-SFT"] < averages["DFT"] - 3
-    assert "Target-SFT loses to DFT" in said
+    assert "Target-SFT loses to DFT" in text
 
 
 def test_with_clean_demonstrations_sft_ties(scenarios):
-    averages, said = averages_and_findings(scenarios, "clean")
+    averages, text = averages_and_findings(scenarios, "clean")
     assert abs(averages["Target-SFT"] - averages["SFT"]) <= 3
-    assert "Target-SFT and SFT tie" in said
+    assert "Target-SFT and SFT tie" in text
 
 
 def test_scenarios_share_one_table(scenarios):

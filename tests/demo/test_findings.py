@@ -44,10 +44,10 @@ def test_a_win_over_the_best_method_comes_first_and_controls_last():
 
 
 def test_clean_demonstrations_are_a_tie_with_sft():
-    said = " ".join(findings(make_results({**PAPER, "SFT": 98.2}, noise=0.0)))
-    assert "Target-SFT and SFT tie within 3 points" in said
-    assert "plain SFT is enough" in said
-    assert "beats SFT:" not in said
+    text = " ".join(findings(make_results({**PAPER, "SFT": 98.2}, noise=0.0)))
+    assert "Target-SFT and SFT tie within 3 points" in text
+    assert "plain SFT is enough" in text
+    assert "beats SFT:" not in text
 
 
 def test_a_loss_with_a_wrong_teacher_names_the_reason():
@@ -57,15 +57,15 @@ def test_a_loss_with_a_wrong_teacher_names_the_reason():
     assert "sure of wrong products" in first
 
 
-def test_a_wrong_teacher_that_does_no_harm_is_not_blamed():
+def test_a_wrong_teacher_is_not_named_as_the_reason_of_a_win():
     assert "wrong products" not in " ".join(findings(make_results(PAPER, teacher="wrong")))
 
 
 @pytest.mark.parametrize(("sft", "ties"), [(99.0, True), (80.0, False)])
 def test_greedy_ties_are_reported_only_where_they_occur(sft, ties):
     greedy = {"SFT": sft, "DFT": 80.0, "KD 0.8": 80.0, "KD 1.0": 80.0, "KD sharpened": 80.0}
-    said = " ".join(findings(make_results(PAPER, greedy)))
-    assert ("they differ in sampling" in said) == ties
+    text = " ".join(findings(make_results(PAPER, greedy)))
+    assert ("they differ in sampling" in text) == ties
 
 
 def test_a_control_alone_is_reported_too():
@@ -80,11 +80,11 @@ def test_a_seed_whose_base_lacks_its_facts_is_named():
     assert "Caution, seed" not in " ".join(findings(make_results(PAPER)))
 
 
-def test_a_single_seed_says_what_other_seeds_gave(monkeypatch):
+def test_a_single_seed_is_shown_beside_the_figures_of_other_seeds(monkeypatch):
     known = {"seeds": [0, 1, 2], "averages": {"SFT": [44.0, 45.0, 46.0], "Target-SFT": [97.0, 98.0, 99.0]}}
     monkeypatch.setattr("qsft.demo.findings.committed_seeds", lambda: known)
-    said = " ".join(findings(make_results(PAPER)))
-    assert "Seeds 0, 1, 2 gave: SFT 45.0 (44.0–46.0), Target-SFT 98.0 (97.0–99.0)." in said
+    text = " ".join(findings(make_results(PAPER)))
+    assert "Seeds 0, 1, 2 gave: SFT 45.0 (44.0–46.0), Target-SFT 98.0 (97.0–99.0)." in text
     for other in (make_results(PAPER, seeds=3), make_results(PAPER, noise=0.0)):
         assert "This is one seed" not in " ".join(findings(other))
 

@@ -1,4 +1,4 @@
-"""The demo's models: found by recipes, trained as recipes/demo.yaml says."""
+"""The demo's models: found by recipes, trained with the settings of recipes/demo.yaml."""
 
 import json
 

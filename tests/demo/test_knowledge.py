@@ -51,10 +51,10 @@ def test_kinds_that_do_not_occur_are_left_out():
     assert set(contexts.right_by_kind(torch.full((3, 10), 0.1))) == {ADDING}
 
 
-def test_every_fact_is_asked_once():
+def test_every_fact_has_one_context():
     facts = contexts_of_all_facts()
-    asked = [tuple(WORDS[i] for i in facts.input_ids[r, c - 2 : c]) for r, c in zip(facts.documents, facts.positions)]
-    assert len(set(asked)) == len(asked) == 300
+    found = [tuple(WORDS[i] for i in facts.input_ids[r, c - 2 : c]) for r, c in zip(facts.documents, facts.positions)]
+    assert len(set(found)) == len(found) == 300
     assert facts.multiplying.sum() == 100
 
 

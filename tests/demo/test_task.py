@@ -108,11 +108,11 @@ def test_the_pretraining_corpus_has_its_shares_of_kinds():
     documents = pretraining_corpus(6000, seed=0)
     facts = [d for d in documents if "?" not in d and sum(word in EQUALS for word in d) == 6 and d[-1].isdigit()]
     broken = [d for d in documents if "?" in d[:PROMPT_LENGTH] and d[-3] not in ("ans", "so", "result")]
-    whole = [d for d in documents if "?" in d[:PROMPT_LENGTH] and d[-1] == EOS and d not in broken]
+    complete = [d for d in documents if "?" in d[:PROMPT_LENGTH] and d[-1] == EOS and d not in broken]
     assert len(facts) / 6000 == pytest.approx(0.40, abs=0.03)
-    assert (len(whole) + len(broken)) / 6000 == pytest.approx(0.55, abs=0.03)
-    assert len(broken) / (len(whole) + len(broken)) == pytest.approx(0.2, abs=0.03)
-    wrong, steps = map(sum, zip(*map(slips_in, [*facts, *whole])))
+    assert (len(complete) + len(broken)) / 6000 == pytest.approx(0.55, abs=0.03)
+    assert len(broken) / (len(complete) + len(broken)) == pytest.approx(0.2, abs=0.03)
+    wrong, steps = map(sum, zip(*map(slips_in, [*facts, *complete])))
     assert wrong / steps == pytest.approx(0.15, abs=0.02)
     operations = [word for d in facts for word in d if word in OPERATIONS]
     assert sum(op[0] == "*" for op in operations) / len(operations) == pytest.approx(0.06, abs=0.015)
@@ -130,8 +130,8 @@ def test_evaluation_problems_are_distinct_and_not_demonstrated():
     held_out = evaluation_problems(256, seed=0)
     assert len(set(held_out)) == 256
     demonstrated = chains(DEMONSTRATOR, 5120, seed=0, without=frozenset(held_out))
-    asked = {tuple(words[:PROMPT_LENGTH]) for words in demonstrated}
-    assert not asked & {tuple(problem.prompt) for problem in held_out}
+    problems = {tuple(words[:PROMPT_LENGTH]) for words in demonstrated}
+    assert not problems & {tuple(problem.prompt) for problem in held_out}
 
 
 def test_documents_depend_on_the_seed_alone():

@@ -6,7 +6,8 @@ from typing import Any
 from qsft.processes import process_group
 from qsft.recipe.curation import Curation
 from qsft.recipe.job import configure, on_this_device
-from qsft.recipe.prepare import curate_job, load_student_tokenizer, make_models
+from qsft.recipe.job_data import load_student_tokenizer
+from qsft.recipe.prepare import curate_job, make_models
 from qsft.recipe.recipe_file import Recipe
 
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from qsft.curate.context import CurationInputs
 from qsft.curate.curation import curate
 from qsft.curate.registry import Options
-from qsft.data.load import TrainingData
-from qsft.data.sources import DataSettings, find_source
+from qsft.data.sources import find_source
 from qsft.recipe.job import Job
+from qsft.recipe.job_data import load_data, stored_rows
 from qsft.recipe.keys import DATASET_KEYS, RecipeSettings
 from qsft.run_directory import curated_directory
 
@@ -64,9 +64,6 @@ def curate_dataset(
     job: Job,
     tokenizer: PreTrainedTokenizerBase,
     curation: Curation,
-    *,
-    load_data: Callable[..., TrainingData],
-    stored_rows: Callable[[DataSettings], Dataset],
     train_round: Callable[[Path, str, Path], None],
 ) -> dict[str, Any]:
     """Run a method over the rows that training would have read, and return the manifest of what it made.
@@ -75,8 +72,6 @@ def curate_dataset(
         job: The recipe's job.
         tokenizer: The student's.
         curation: What to do.
-        load_data: Returns the examples of some data settings.
-        stored_rows: Returns the rows of some data settings as they are stored.
         train_round: Trains (directory of rows, initial model, output directory), for methods of several rounds.
     """
     settings = job.settings
@@ -89,14 +84,14 @@ def curate_dataset(
     loaded_settings = settings
     if find_source(settings) is None:
         loaded_settings = replace(settings, prompt=RecipeSettings.prompt)
-    row_ids = load_data(loaded_settings, to_train=False).manifest["row_ids"]
+    row_ids = load_data(job, tokenizer, loaded_settings, to_train=False).manifest["row_ids"]
 
     def other_dataset(name: str) -> tuple[Dataset, RecipeSettings]:
         other = replace(settings, dataset_name=name, data_dir=None)
-        return stored_rows(other), other
+        return stored_rows(job, other), other
 
     inputs = CurationInputs(
-        stored_rows(settings).select(row_ids[: options.limit]),
+        stored_rows(job, settings).select(row_ids[: options.limit]),
         settings,
         job.student,
         tokenizer,

@@ -20,9 +20,10 @@ from qsft.losses.kernel_path import takes_kernels
 from qsft.processes import is_main
 from qsft.recipe.curation import curated_settings, read_curation
 from qsft.recipe.job import Job
+from qsft.recipe.job_data import load_data, load_student_tokenizer
 from qsft.recipe.memory import count_parameters
 from qsft.recipe.model_shapes import student_config
-from qsft.recipe.prepare import load_data, load_student_tokenizer, resolve_job_teacher, teacher_cache_path
+from qsft.recipe.prepare import resolve_job_teacher, teacher_cache_path
 from qsft.redaction import redact
 from qsft.targets.view import IGNORED
 from qsft.teacher.cache import TeacherCache

@@ -10,15 +10,8 @@ from datasets import Dataset
 
 from qsft.inference.loading import default_device, load_model, load_tokenizer
 from qsft.recipe.job import configure, on_this_device
-from qsft.recipe.prepare import (
-    PreparedJob,
-    apply_curation,
-    load_data,
-    load_student_tokenizer,
-    make_models,
-    stored_rows,
-    teacher_cache_path,
-)
+from qsft.recipe.job_data import load_data, load_student_tokenizer, stored_rows
+from qsft.recipe.prepare import PreparedJob, apply_curation, make_models, teacher_cache_path
 from qsft.recipe.recipe_file import Recipe
 from qsft.targets.registry import DEFAULT_TARGET, make_target
 from qsft.targets.target import Target

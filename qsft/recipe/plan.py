@@ -19,9 +19,9 @@ from qsft.data.load import load_training_data
 from qsft.data.rows import find_local_dataset
 from qsft.data.sources import DataSettings, find_source
 from qsft.recipe.job import Job, configure
+from qsft.recipe.job_data import load_student_tokenizer, stored_rows
 from qsft.recipe.memory import STRATEGIES, Memory, StepShape, StepTrace, head_bytes, trace_step
 from qsft.recipe.model_shapes import student_config
-from qsft.recipe.prepare import load_student_tokenizer, stored_rows
 from qsft.recipe.recipe_file import Recipe
 from qsft.targets.view import IGNORED
 from qsft.teacher.format.encoding import bytes_per_label_token

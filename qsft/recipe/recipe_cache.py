@@ -4,7 +4,8 @@ from pathlib import Path
 
 from qsft.processes import process_group
 from qsft.recipe.job import configure, on_this_device
-from qsft.recipe.prepare import load_student_tokenizer, prepare, resolve_job_teacher, teacher_cache_path
+from qsft.recipe.job_data import load_student_tokenizer
+from qsft.recipe.prepare import prepare, resolve_job_teacher, teacher_cache_path
 from qsft.recipe.recipe_file import Recipe
 from qsft.teacher.cache import TeacherCache
 from qsft.train.teacher import CachedTeacher

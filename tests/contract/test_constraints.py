@@ -44,7 +44,8 @@ def required(setup, extra):
 
 def needed(requirements, python):
     """The names of all that the requirements bring, as far as it is installed here, on a version of Python."""
-    seen, waiting = set(), list(requirements)
+    seen = set()
+    waiting = list(requirements)
     while waiting:
         one = waiting.pop()
         name = canonicalize_name(one.name)

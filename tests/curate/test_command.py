@@ -106,7 +106,8 @@ def started(here, clock_directory):
             "checks:slowly",
             *words,
         )
-        command, quiet = [sys.executable, "-m", "qsft", "curate", *map(str, words)], subprocess.DEVNULL
+        command = [sys.executable, "-m", "qsft", "curate", *map(str, words)]
+        quiet = subprocess.DEVNULL
         return subprocess.Popen(command, stdout=quiet, stderr=quiet, cwd=here, env={**os.environ, "PAUSE": "0.05"})
 
     return start
@@ -129,7 +130,9 @@ def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, sta
     """Kills at random numbers of records, and one while the data set is written."""
     words = ("--num_samples", "4", *BRIEF)
     assert curate("rft", "--output_dir", "whole", *words, verifier="checks:slowly") == 0
-    out, kills, records = here / "killed", 0, []
+    out = here / "killed"
+    kills = 0
+    records = []
     path = out / "generations" / "samples.jsonl"
     moments = [
         *sorted(random.Random(0).sample(range(1, 90), rounds(short=3, long=20))),

@@ -56,7 +56,8 @@ def full_logits_logps(model, tokenizer, prompt, text):
 
 
 def test_rft_keeps_right_and_distinct_paths_and_the_originals(clock_exercises, clock_context):
-    problems, context = clock_exercises(), clock_context()
+    problems = clock_exercises()
+    context = clock_context()
     kept = by_problem(
         rft(problems, context, RftSettings(num_samples=8, temperature=1.0, max_new_tokens=LENGTH, keep=2))
     )
@@ -92,7 +93,8 @@ def test_rft_never_keeps_what_was_cut_off(clock_exercises, clock_context):
 
 
 def test_star_keeps_rationales_and_hides_the_hint(clock_exercises, clock_context):
-    problems, context = clock_exercises(), clock_context()
+    problems = clock_exercises()
+    context = clock_context()
     kept = star(problems, context, StarSettings(max_new_tokens=LENGTH, hint=HINT))
     assert {one.origin for one in kept} == {"rationale", "hinted"}
     assert len({one.exercise for one in kept}) == len(kept)
@@ -114,7 +116,8 @@ def test_star_drops_rationales_that_mention_the_hint(clock_exercises, clock_cont
 
 @pytest.mark.parametrize(("start", "starts"), [("base", [None, None]), ("last", [None, "model-1"])])
 def test_star_trains_between_rounds(start, starts, clock_exercises, clock_context):
-    seen, used = [], []
+    seen = []
+    used = []
 
     def train(kept, model, number):
         seen.append((len(kept), model))
@@ -180,7 +183,8 @@ def test_grape_needs_candidates(clock_exercises, clock_context):
 
 
 def test_self_distillation_never_keeps_a_wrong_rewriting(clock_exercises, clock_context):
-    problems, context = clock_exercises(), clock_context()
+    problems = clock_exercises()
+    context = clock_context()
     kept = self_distill(
         problems, context, SelfDistillSettings(temperature=1.5, max_new_tokens=LENGTH, template=TEMPLATE)
     )
@@ -237,7 +241,8 @@ def test_critical_tokens_are_the_brute_force_ones(of, clock_exercises, clock_con
     kept = critical(problems, clock_context(), CriticalSettings(of=of, alternatives=2, max_new_tokens=32, batch_size=5))
     assert len(kept) >= 3
     for one in kept:
-        row, start = one.row, len(one.exercise.prompt)
+        row = one.row
+        start = len(one.exercise.prompt)
         response = row["input_ids"][start:]
         if of == "greedy":
             assert response == greedy(clock_model, clock_tokenizer, one.exercise.prompt)

@@ -23,7 +23,8 @@ def load(tokenizer, path, name, **options):
 def test_labels_are_the_response_and_the_end_token(name, rows_file, tiny_tokenizer):
     data = load(tiny_tokenizer, rows_file(name), name)
     assert data.dataset.column_names == ["input_ids", "labels"]
-    row_id, row = data.manifest["row_ids"][3], data.dataset[3]
+    row_id = data.manifest["row_ids"][3]
+    row = data.dataset[3]
     prompt = f"<|user|> w{row_id} + w{row_id + 1} = ? <|assistant|>"
     response = " ".join(f"w{j}" for j in range(row_id % 5 + 1))
     labeled = [token for token, label in zip(row["input_ids"], row["labels"]) if label != IGNORED]

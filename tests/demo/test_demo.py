@@ -61,7 +61,8 @@ def test_models_can_be_loaded_by_anybody(out):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     directory = out / "seed-0" / "target_sft-eta0.5"
-    tokenizer, model = AutoTokenizer.from_pretrained(directory), AutoModelForCausalLM.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory)
     ids = tokenizer("<bos> 7 +5 *3 -8 ?", return_tensors="pt")
     assert model.generate(**ids, max_new_tokens=3, do_sample=False).shape == (1, 9)
 
@@ -86,7 +87,8 @@ def test_a_second_run_keeps_base_and_teacher_and_trains_a_damaged_one_again(out)
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_is_readable_in_a_browser_without_a_network(browser, out, width, dark):
     page = browser.open(out / "index.html", width=width, dark=dark)
-    charts, tables = page.all(".plot .main-svg"), page.all("table")
+    charts = page.all(".plot .main-svg")
+    tables = page.all("table")
     assert charts
     assert all(one.is_displayed() for one in (*charts, *tables))
     assert "Target-SFT" in page.text("table")

@@ -67,7 +67,8 @@ def test_a_method_without_a_teacher_is_trained_once_for_the_same_demonstrations(
 
 
 def test_the_recipe_trains_the_same_target_sft(scenarios, tmp_path):
-    recipe, cache = tmp_path / "recipe", tmp_path / "cache"
+    recipe = tmp_path / "recipe"
+    cache = tmp_path / "cache"
     assert main(["train", "demo", "--output_dir", str(recipe), "--teacher_cache", str(cache)]) == 0
     ours = load_file(scenarios / "right" / "seed-0" / "target_sft-eta0.5" / "model.safetensors")
     theirs = load_file(recipe / "model.safetensors")

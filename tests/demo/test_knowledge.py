@@ -59,7 +59,8 @@ def test_every_fact_has_one_context():
 
 
 def test_knowledge_is_the_share_of_facts_whose_likeliest_result_is_right():
-    facts, model = contexts_of_all_facts(), untrained(0)
+    facts = contexts_of_all_facts()
+    model = untrained(0)
     sure = torch.zeros(300, 10).scatter(-1, facts.right[:, None], 1.0)
     assert facts.known_by_kind(sure) == {ADDING: 1.0, MULTIPLYING: 1.0}
     assert facts.known_by_kind(sure.roll(1, dims=-1)) == {ADDING: 0.0, MULTIPLYING: 0.0}

@@ -31,7 +31,8 @@ def test_an_untrained_model_is_wrong_in_form():
 def test_a_model_that_knows_the_answers_by_heart_is_right():
     sure = Writer(slips=0.0, preferred=0)
     known = [[*p.prompt, *sure.solution(p, Random(0))] for p in PROBLEMS] * 200
-    model, progress = untrained(0), Progress("fit", 50, "steps", show=False)
+    model = untrained(0)
+    progress = Progress("fit", 50, "steps", show=False)
     fit(model, as_dataset(known), Phase(50, 16, 3e-3), seed=0, progress=progress)
     measured = measure(model, PROBLEMS, samples=4)
     assert progress.done == 50

@@ -88,7 +88,8 @@ def test_wrong_teachers_are_wrong_in_their_products_only(teacher, wrong_below):
     for words in chains(sure, 200, seed=0):
         for at, word in enumerate(words):
             if word in EQUALS:
-                operation, operand = words[at - 2], int(words[at - 1])
+                operation = words[at - 2]
+                operand = int(words[at - 1])
                 right = fact(operation, operand) == int(words[at + 1])
                 assert right == (operation[0] != "*" or operand >= wrong_below)
 

@@ -22,7 +22,8 @@ from qsft.evals.evaluate import evaluate
 evaluate(sys.argv[1], sys.argv[2], output_dir=sys.argv[3], prompt="plain", num_samples=4, max_new_tokens=8,
          batch_size=8)
 """
-KILLS, DAMAGES = rounds(short=4, long=20), rounds(short=42, long=210)
+KILLS = rounds(short=4, long=20)
+DAMAGES = rounds(short=42, long=210)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,9 @@ def test_damage_is_named_or_harmless(whole, sum_directory, sum_file, tmp_path, t
     expected = json.loads((whole / "summary.json").read_text("utf-8"))["tasks"]
     baseline = compare([whole], paper=published(tmp_path)).summary["accuracy"]
     files = sorted(path.relative_to(whole) for path in whole.rglob("*.json*"))
-    rng, named, harmless = random.Random(1), 0, 0
+    rng = random.Random(1)
+    named = 0
+    harmless = 0
     for number in range(DAMAGES):
         out = tmp_path / "run"
         shutil.rmtree(out, ignore_errors=True)

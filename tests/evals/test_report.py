@@ -64,7 +64,8 @@ def test_the_page_holds_text_as_text(tmp_path):
 def a_result(task="t", right=(1, 0, 0, 1)):
     """Two problems with two samples each: right, cut off, without an answer, right by the lenient score only."""
     problems = [Problem("p", "What is <b>1 + 1</b>?", "2"), Problem("q", "And 2 + 2?", "4", {"A": "4", "B": "5"})]
-    finish, answers = ("stop", "length", "stop", "stop"), ("2", "3", None, "4")
+    finish = ("stop", "length", "stop", "stop")
+    answers = ("2", "3", None, "4")
     generations = [Generation("pq"[i // 2], i % 2, f"</script>text {i}", 10 + i, finish[i]) for i in range(4)]
     grades = [Grade(bool(right[i]), i != 1, answers[i]) for i in range(4)]
     return Result(task, 2, generations, grades, problems)
@@ -138,7 +139,8 @@ def write_run(directory, tasks, **changes):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two runs whose intervals overlap while their difference is certain; read only."""
-    rng, place = np.random.default_rng(0), tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+    place = tmp_path_factory.mktemp("runs")
     difficulty = rng.beta(0.5, 0.5, size=(200, 1))
     a = rng.random((200, 16)) < difficulty
     b = rng.random((200, 16)) < np.clip(difficulty + 0.04, 0, 1)

@@ -59,14 +59,16 @@ def test_the_heat_map_is_conditional_on_the_student(data):
 
 
 def test_reliability_counts_the_teachers_first_choices(data, documents, cache):
-    claims, right = [], []
+    claims = []
+    right = []
     for document in documents:
         rows = cache.lookup(document["input_ids"], document["labels"])
         best = rows.logps.argmax(dim=-1)
         first = rows.ids.gather(-1, best[:, None])[:, 0]
         claims += rows.logps.float().max(dim=-1).values.exp().tolist()
         right += (first.numpy() == np.array(document["input_ids"])[3:]).tolist()
-    found, index = data["reliability"], np.clip((np.array(claims) * BINS).astype(int), 0, BINS - 1)
+    found = data["reliability"]
+    index = np.clip((np.array(claims) * BINS).astype(int), 0, BINS - 1)
     bins = np.unique(index)
     assert found["count"] == [int((index == i).sum()) for i in bins]
     assert found["confidence"] == pytest.approx([np.array(claims)[index == i].mean() for i in bins], abs=1e-3)

@@ -22,7 +22,8 @@ def models(tmp_path_factory, student, teacher, tokenizer):
 
 
 def test_a_model_and_a_cache_are_enough(tmp_path, models, cache, capsys):
-    out, numbers = tmp_path / "tokens.html", tmp_path / "tokens.json"
+    out = tmp_path / "tokens.html"
+    numbers = tmp_path / "tokens.json"
     words = (
         "tokens",
         "--model_name_or_path",

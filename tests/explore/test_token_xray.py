@@ -52,7 +52,8 @@ def test_a_page_holds_no_more_tokens_than_it_can_show(monkeypatch, student, toke
 
 
 def test_one_document_is_in_memory_at_a_time(student, tokenizer, documents, cache):
-    alive, most = weakref.WeakSet(), 0
+    alive = weakref.WeakSet()
+    most = 0
 
     class Tracked(dict):
         __hash__ = object.__hash__

@@ -173,7 +173,8 @@ class SignalAtStep(TrainerCallback):
     """Sends this process a signal in the middle of a step."""
 
     def __init__(self, number, step):
-        self.number, self.step = number, step
+        self.number = number
+        self.step = step
 
     def on_step_begin(self, args, state, control, **_):
         if state.global_step == self.step:
@@ -187,7 +188,8 @@ def test_a_signal_leaves_a_checkpoint_and_the_resumed_run_equals_an_unbroken_one
     whole = AutoModelForCausalLM.from_pretrained(tiny.folder / "whole").state_dict()
     original = PreparedJob.trainer
     for number in (signal.SIGINT, signal.SIGTERM):
-        before, output = signal.getsignal(number), tiny.folder / number.name
+        before = signal.getsignal(number)
+        output = tiny.folder / number.name
         with monkeypatch.context() as patch:
             signals = SignalAtStep(number, 2)
             patch.setattr(

@@ -2,7 +2,8 @@
 
 Times are interleaved (one round of all methods after the other) and given as ratios of medians; the extra memory is the
 high-water mark of a fresh process (on a GPU: of its allocator) minus its memory before the call. With a GPU it runs
-there, in bf16 and at the shapes of real models, with Liger's head too if `liger-kernel` is installed.
+there, in bf16 and at the shapes of real models. Losses of other frameworks are rows where they are installed: see
+peers.py. `--tiles` measures the time against the tokens that are projected at a time.
 """
 
 import argparse
@@ -23,12 +24,13 @@ from typing import Any
 import torch
 
 from benchmarks.measure import DEVICE, GPU, device_name, extra_memory, print_table, wait_for_device, write_json
+from benchmarks.peers import installed_peers, installed_versions
 from qsft import TopK, fused_target_loss, make_target, target_loss
-from qsft.losses.projection import tokens_per_chunk
+from qsft.losses.projection import tile_dtype, tokens_per_chunk
 from qsft.targets.view import SideInputs
 
 K = 64
-OURS = ("sft", "dft", "target_sft", "gem", "iw_sft")
+OURS = ("sft", "dft", "kd", "target_sft", "gem", "iw_sft")
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,21 @@ SHAPES = {
     "qwen": Shape(512, 1536, 151_936, "float32"),
     "smollm": Shape(2048, 576, 49_152, "float32"),
     "smollm-bf16": Shape(512, 576, 49_152, "bfloat16"),
+    "qwen-bf16": Shape(256, 1536, 151_936, "bfloat16"),
 }
 GPU_SHAPES = {  # run when there is a GPU, where the CPU's are not
     "llama-8b": Shape(8192, 4096, 128_256, "bfloat16"),
     "published": Shape(8192, 4096, 151_936, "bfloat16"),
     "qwen-1.5b": Shape(16_384, 1536, 151_936, "bfloat16"),
 }
-ALL_SHAPES = SHAPES | GPU_SHAPES
+TILE_SHAPES = {  # what the default size of the tile is chosen by
+    "smollm-tiles": Shape(2048, 576, 49_152, "float32"),
+    "smollm-bf16-tiles": Shape(2048, 576, 49_152, "bfloat16"),
+    "llama-1b-tiles": Shape(1024, 2048, 128_256, "float32"),
+    "qwen-tiles": Shape(1024, 1536, 151_936, "float32"),
+}
+CHUNKS = (64, 128, 256, 512, 1024)
+ALL_SHAPES = SHAPES | GPU_SHAPES | TILE_SHAPES
 
 
 class Inputs:
@@ -73,7 +83,9 @@ class Inputs:
 
 def bare_matmuls(x: Inputs) -> None:
     """The three matrix products that every head needs, in the chunks that our head uses."""
-    chunk = tokens_per_chunk(len(x.labels), len(x.weight), torch.float32, x.weight.shape[-1])
+    hidden_size = x.weight.shape[-1]
+    tile = tile_dtype(x.weight.dtype, DEVICE)
+    chunk = tokens_per_chunk(len(x.labels), len(x.weight), tile, DEVICE, hidden_size)
     with torch.no_grad():
         grad_weight = torch.empty_like(x.weight)
         grad_hidden = torch.empty_like(x.hidden)
@@ -94,13 +106,6 @@ def trl_head(x: Inputs) -> None:
         ("log_probs", "entropy", "is_top1"),
     )  # fmt: skip
     (-log_probs.sum()).backward()
-
-
-def liger_head(x: Inputs) -> None:
-    """Liger's fused linear cross-entropy (plain SFT)."""
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    liger_fused_linear_cross_entropy(x.hidden, x.weight, x.labels, reduction="sum").backward()
 
 
 def full_logits_sft(x: Inputs) -> None:
@@ -127,20 +132,30 @@ METHODS: dict[str, Callable[[Inputs], None]] = {
     "full logits, SFT": full_logits_sft,
     "full logits, Target-SFT": full_logits_target,
     **{f"qsft {name}": ours(name) for name in OURS},
+    **dict(installed_peers()),
 }
 if GPU:
     METHODS["qsft target_sft, no kernels"] = ours("target_sft", "torch")
-    if find_spec("liger_kernel"):
-        METHODS["Liger fused head"] = liger_head
 
 
-def seconds(method: str, x: Inputs) -> float:
+def seconds(call: Callable[[Inputs], None], x: Inputs) -> float:
     x.hidden.grad = x.weight.grad = None
     wait_for_device()
     start = time.perf_counter()
-    METHODS[method](x)
+    call(x)
     wait_for_device()
     return time.perf_counter() - start
+
+
+def median_seconds(calls: dict[str, Callable[[Inputs], None]], x: Inputs, repeats: int) -> dict[str, float]:
+    """The median time of every call; each round runs all of them, in another order."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(repeats + 1):  # the first round warms up
+        for name in random.sample(list(calls), len(calls)):  # the method before may affect caches and allocator
+            elapsed = seconds(calls[name], x)
+            if round_:
+                times[name].append(elapsed)
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def megabytes(method: str, shape: str) -> float:
@@ -151,14 +166,8 @@ def megabytes(method: str, shape: str) -> float:
 
 def measure(key: str, repeats: int) -> dict[str, object]:
     x = Inputs(ALL_SHAPES[key])
-    times: dict[str, list[float]] = {method: [] for method in METHODS}
-    for round_ in range(repeats + 1):  # the first round warms up
-        for method in random.sample(list(METHODS), len(METHODS)):  # the method before may affect caches and allocator
-            elapsed = seconds(method, x)
-            if round_:
-                times[method].append(elapsed)
+    median = median_seconds(METHODS, x, repeats)
     del x
-    median = {method: statistics.median(values) for method, values in times.items()}
     rows = {
         method: {
             "seconds": median[method],
@@ -169,6 +178,31 @@ def measure(key: str, repeats: int) -> dict[str, object]:
         for method in METHODS
     }
     return {"shape": asdict(ALL_SHAPES[key]), "device": device_name(), "methods": rows}
+
+
+def measure_tiles(key: str, repeats: int) -> dict[str, object]:
+    """Time and tile of our head for several numbers of tokens that are projected at a time."""
+    x = Inputs(ALL_SHAPES[key])
+    tile = tile_dtype(x.weight.dtype, DEVICE)
+    median = median_seconds({str(chunk): chunked(chunk) for chunk in CHUNKS}, x, repeats)
+    best = min(median.values())
+    rows = {
+        f"{chunk} tokens": {
+            "seconds": median[str(chunk)],
+            "of the best": median[str(chunk)] / best,
+            "tile MiB": chunk * len(x.weight) * tile.itemsize / 2**20,
+        }
+        for chunk in CHUNKS
+    }
+    return {"shape": asdict(ALL_SHAPES[key]), "device": device_name(), "chunks": rows}
+
+
+def chunked(chunk: int) -> Callable[[Inputs], None]:
+    def run(x: Inputs) -> None:
+        target = make_target("target_sft")
+        fused_target_loss(x.hidden, x.weight, x.labels, target, x.teacher, chunk=chunk).loss.backward()
+
+    return run
 
 
 def kernel_resources() -> dict[str, dict[str, Any]]:
@@ -210,23 +244,30 @@ def _resources(kernel: Any) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", default=list(GPU_SHAPES if GPU else SHAPES), choices=list(ALL_SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=list(ALL_SHAPES))
+    parser.add_argument("--tiles", action="store_true", help="only time against the tokens projected at a time")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", metavar="METHOD", help="print the peak extra memory of one call, in MB")
-    parser.add_argument("--output_file", default="benchmarks/results/head.json")
+    parser.add_argument("--output_file", help="default: benchmarks/results/head.json, with --tiles tiles.json")
     args = parser.parse_args(argv)
     if args.memory:
         x = Inputs(ALL_SHAPES[args.shapes[0]])
         print(json.dumps(extra_memory(lambda: METHODS[args.memory](x)) / 2**20))
         return
-    results = {}
-    for key in args.shapes:
+    results: dict[str, Any] = {"versions": installed_versions()}
+    if args.tiles:
+        for key in args.shapes or TILE_SHAPES:
+            results[key] = measure_tiles(key, args.repeats)
+            print_table(f"tiles on {device_name()}: {ALL_SHAPES[key].name}", results[key]["chunks"])
+        write_json(args.output_file or "benchmarks/results/tiles.json", results)
+        return
+    for key in args.shapes or (GPU_SHAPES if GPU else SHAPES):
         results[key] = measure(key, args.repeats)
         print_table(f"head on {device_name()}: {ALL_SHAPES[key].name}", results[key]["methods"])
     if find_spec("triton"):
         results["kernels"] = kernel_resources()
         print_table("the two kernels, compiled", results["kernels"])
-    write_json(args.output_file, results)
+    write_json(args.output_file or "benchmarks/results/head.json", results)
 
 
 if __name__ == "__main__":

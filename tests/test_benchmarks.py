@@ -9,9 +9,9 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a part of the package
 
-from benchmarks import bench_cache, bench_grading, bench_head, bench_step, measure
+from benchmarks import bench_cache, bench_grading, bench_head, bench_step, measure, peers
 
-MODULES = (measure, bench_head, bench_step, bench_cache)
+MODULES = (measure, peers, bench_head, bench_step, bench_cache)
 
 
 @pytest.fixture
@@ -25,6 +25,18 @@ def with_gpu(monkeypatch):
     yield
     for module in MODULES:
         importlib.reload(module)
+
+
+def test_the_head_is_measured_beside_the_peers_and_by_its_tile(monkeypatch):
+    small = bench_head.Shape(8, 16, 300, "bfloat16")
+    monkeypatch.setitem(bench_head.ALL_SHAPES, "small", small)
+    monkeypatch.setattr(bench_head, "megabytes", lambda *_: 1.0)  # a process each
+    methods = bench_head.measure("small", 1)["methods"]
+    assert methods["bare matmuls"]["of bare matmuls"] == 1.0
+    assert all(row["seconds"] > 0 for row in methods.values())
+    chunks = bench_head.measure_tiles("small", 1)["chunks"]
+    assert min(row["of the best"] for row in chunks.values()) == 1.0
+    assert chunks["512 tokens"]["tile MiB"] == 512 * 300 * 2 / 2**20
 
 
 def test_with_a_gpu_head_step_and_capture_run_there_with_liger_beside_them(with_gpu, monkeypatch):

@@ -401,7 +401,8 @@ def test_trainable_token_indices_on_a_tied_model_get_their_own_message(trainer, 
 # ---- Liger ----
 
 
-def test_liger_without_the_package_says_what_to_install(trainer, data):
+def test_liger_without_the_package_says_what_to_install(trainer, data, monkeypatch):
+    monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: False)
     with pytest.raises(ImportError, match="liger"):
         trainer(data.completion(), use_liger_kernel=True, max_steps=1).train()
 
@@ -419,3 +420,23 @@ def test_ligers_own_loss_is_not_used(trainer, data, logged, monkeypatch):
     plain.train()
     assert applied == [{"fused_linear_cross_entropy": False}]
     assert logged(made) == logged(plain)
+
+
+@pytest.mark.slow
+def test_ligers_kernels_train_the_same_with_the_targets_head(trainer, data, logged):
+    """The real Liger, whose rope kernel runs in Triton's interpreter; those for norms and MLP do not run there."""
+    pytest.importorskip("liger_kernel")
+    from transformers.models.qwen2 import modeling_qwen2
+
+    torch_rope = modeling_qwen2.apply_rotary_pos_emb
+    rope_only = {"rope": True, "rms_norm": False, "swiglu": False}
+    settings = {"target": "dft", "max_steps": 1, "per_device_train_batch_size": 2}
+    made = trainer(data.tokens(2), use_liger_kernel=True, liger_kernel_config=rope_only, **settings)
+    try:
+        made.train()  # Trainer replaces the functions of the whole module here
+        assert modeling_qwen2.apply_rotary_pos_emb.__module__.startswith("liger_kernel")
+    finally:
+        modeling_qwen2.apply_rotary_pos_emb = torch_rope
+    plain = trainer(data.tokens(2), **settings)
+    plain.train()
+    assert made.state.log_history[0]["loss"] == pytest.approx(plain.state.log_history[0]["loss"], rel=1e-5)

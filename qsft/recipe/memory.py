@@ -7,6 +7,7 @@ context and fragmentation are not included.
 """
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -178,7 +179,7 @@ def trace_step(config: PretrainedConfig, step: StepShape, adapter: PeftConfig | 
     """
     with torch.device("meta"):
         causal: Any = AutoModelForCausalLM.from_config(config, dtype=step.dtype)
-        model = causal if adapter is None else get_peft_model(causal, adapter)
+        model = causal if adapter is None else _add_adapter(causal, adapter)
     parameters = tuple(model.parameters())
     # What sharding treats as one unit: the classes that transformers marks so.
     units = [m for m in causal.modules() if type(m).__name__ in (causal._no_split_modules or ())]
@@ -214,17 +215,30 @@ def _trace(config: PretrainedConfig, step: StepShape, adapter: PeftConfig | None
     """Return the peak bytes of the backbone's forward and backward, and of the plain head's."""
     with torch.device("meta"):
         causal: Any = AutoModelForCausalLM.from_config(config, dtype=step.dtype, attn_implementation="sdpa").train()
-        model = causal if adapter is None else get_peft_model(causal, adapter)
+        model = causal if adapter is None else _add_adapter(causal, adapter)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")  # for which attention picks kernels that need no T×T matrix
         causal.tie_weights()
         if step.checkpointing:
-            causal.gradient_checkpointing_enable({"use_reentrant": False})
+            _enable_checkpointing(causal)
             if adapter is not None:
                 causal.enable_input_require_grads()
         activations, hidden = _peak(model, lambda: backbone(causal, step))
         full_logits, _ = _peak(model, lambda: plain_head(causal, hidden))
     return activations, full_logits
+
+
+def _add_adapter(causal: Any, adapter: PeftConfig) -> Any:
+    with warnings.catch_warnings():
+        # PEFT 0.21 reads a property that transformers 5.23 has renamed; nobody who plans can do anything about it.
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(causal, adapter)
+
+
+def _enable_checkpointing(causal: Any) -> None:
+    """Turn on activation checkpointing, by its name in the installed transformers (renamed in 5.23)."""
+    enable = getattr(causal, "activation_checkpointing_enable", None) or causal.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def backbone(causal: Any, step: StepShape) -> Tensor:
@@ -274,7 +288,7 @@ def count_parameters(config: PretrainedConfig, model: ModelConfig) -> tuple[int,
         causal: Any = AutoModelForCausalLM.from_config(config)
         adapter = get_peft_config(model)
         if adapter is not None:
-            causal = get_peft_model(causal, adapter)
+            causal = _add_adapter(causal, adapter)
     total = sum(p.numel() for p in causal.parameters())
     trained = sum(p.numel() for p in causal.parameters() if p.requires_grad)
     return total, trained

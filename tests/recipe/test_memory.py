@@ -1,7 +1,10 @@
 """The plan's bytes against the bytes of real tensors, the head's tile and a rehearsed step against the profiler."""
 
+import warnings
+
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from qsft import TopK, fused_target_loss, make_target
@@ -189,6 +192,14 @@ def test_activations_are_within_a_fifth_of_the_profilers_peak(config, checkpoint
     hidden = backbone(model, step)  # once unmeasured: buffers that stay are not activations
     assert planned.activations == pytest.approx(profiled_peak(lambda: backbone(model, step)), rel=0.2)
     assert planned.full_logits == pytest.approx(profiled_peak(lambda: plain_head(model, hidden)), rel=0.2)
+
+
+@pytest.mark.parametrize("adapter", [None, LoraConfig(r=2, target_modules=["q_proj"])], ids=["full", "lora"])
+def test_the_estimate_shows_no_warning(adapter):
+    """transformers 5.23 renamed gradient checkpointing and warns of the old name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        trace_step(LLAMA, StepShape(1, 8, torch.float32, checkpointing=True), adapter)
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=["bf16", "autocast"])

@@ -113,6 +113,24 @@ def test_a_recipe_is_explored_through_a_sample_of_its_documents(tmp_path, recipe
     assert json.loads(numbers.read_text())["target"].startswith("γ = p_y, π̃ = π_θ")
 
 
+def test_documents_that_the_runs_cache_does_not_have_are_captured_beside_it(tmp_path, recipe, models):
+    """The default cache of a teacher exists as soon as any other data were trained on with it."""
+    from qsft import TeacherCache
+
+    numbers = tmp_path / "a.json"
+    own = tmp_path / "cache"
+    assert run("alignment", recipe, "--num_documents", 4, "--output_file", tmp_path / "a.html", "--json", numbers) == 0
+    sample = next(path for path in tmp_path.rglob("*-sample") if path.is_dir())
+    sample.rename(own)
+    before = len(TeacherCache(own))
+    others = tmp_path / "data" / "train.jsonl"
+    rows = [{"prompt": f"w{i} w3 ", "completion": f"w{i % 5} w9"} for i in range(40)]
+    others.write_text("\n".join(map(json.dumps, rows)))
+    assert run("alignment", recipe, "--num_documents", 4, "--output_file", tmp_path / "a.html", "--json", numbers) == 0
+    assert json.loads(numbers.read_text())["documents"] == 4
+    assert len(TeacherCache(own)) == before
+
+
 def test_runs_are_drawn(tmp_path):
     state = {"log_history": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))

@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-vllm test-oldest test-newest test-fast test-slow-ci campaign coverage lint types layers check bench notebook site docs docs-check pictures dist clean
+.PHONY: help demo test test-slow test-vllm test-oldest test-newest test-fast campaign coverage lint types layers check bench notebook site docs docs-check pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -53,13 +53,7 @@ test-fast: $(VENV)/.installed-test  ## what needs no model: targets, losses, dat
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/targets tests/losses tests/data tests/test_*.py $(ARGS)
 
 test-slow: $(VENV)/.installed-test  ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=20 $(ARGS)
-
-# The slow tests that .ci/run includes; the others (kills, backends, demo, campaigns) are run by hand.
-SLOW_IN_CI := tests/contract tests/recipe tests/experiments tests/curate
-
-test-slow-ci: $(VENV)/.installed-test  ## the slow tests of commands and recipes
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=20 $(SLOW_IN_CI) $(ARGS)
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=25 $(ARGS)
 
 # With QSFT_CAMPAIGN the campaigns of `make test-slow` are several times as long.
 CAMPAIGNS := tests/train/test_kills.py tests/train/test_full_disk.py tests/teacher/test_campaign.py \

@@ -139,12 +139,15 @@ if GPU:
 
 
 def seconds(call: Callable[[Inputs], None], x: Inputs) -> float:
-    x.hidden.grad = x.weight.grad = None
+    """Seconds of one call; on a CPU of its threads together, on which other processes have less influence."""
+    clock = time.perf_counter if GPU else time.process_time
+    x.hidden.grad = None
+    x.weight.grad = None
     wait_for_device()
-    start = time.perf_counter()
+    start = clock()
     call(x)
     wait_for_device()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def median_seconds(calls: dict[str, Callable[[Inputs], None]], x: Inputs, repeats: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ from importlib import import_module
 
 __version__ = "0.2.0"
 
-_HOME = {
+_MODULES = {
     "Target": "qsft.targets.target",
     "TARGETS": "qsft.targets.registry",
     "make_target": "qsft.targets.registry",
@@ -29,13 +29,13 @@ _HOME = {
     "grade": "qsft.evals.grading.pool",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'qsft' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

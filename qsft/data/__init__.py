@@ -1,1 +1,1 @@
-"""From a hub data set to input_ids and labels."""
+"""From a data set, local or on the Hub, to input_ids and labels."""

@@ -1,1 +1,1 @@
-"""Average@n one can trust: tasks, sampling, grading, reports."""
+"""Evaluation by Average@n: tasks, sampling, grading, reports, comparisons."""

@@ -1,1 +1,1 @@
-"""The only room that knows TRL."""
+"""TargetSFTTrainer, the subclass of TRL's SFTTrainer, and the parts it is composed of."""

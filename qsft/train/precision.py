@@ -20,7 +20,7 @@ TORCH_AUTOCAST = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_mo
 
 
 def keep_weights_in_float32(args: Any, model: str | nn.Module) -> None:
-    """Make DeepSpeed train float32 weights under bf16 autocast, as DDP does, where the user asked for both.
+    """Make DeepSpeed train float32 weights under bf16 autocast, as DDP does, where the user requested both.
 
     accelerate turns bf16=True into DeepSpeed's section `bf16`, which rounds the model's weights to bf16 and makes its
     float32 master weights from the rounded ones. The section `torch_autocast` rounds neither. Weights that are loaded

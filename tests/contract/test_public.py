@@ -44,7 +44,7 @@ def test_every_public_name_resolves_and_is_documented(name):
 def test_type_checkers_see_the_public_names():
     stub = Path(qsft.__file__).with_name("__init__.pyi").read_text(encoding="utf-8")
     imported = set(re.findall(r"^from (\S+) import (\S+) as", stub, re.MULTILINE))
-    assert imported == {(home, name) for name, home in qsft._HOME.items()}
+    assert imported == {(home, name) for name, home in qsft._MODULES.items()}
 
 
 def test_the_designed_names_are_public():

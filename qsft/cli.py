@@ -4,6 +4,7 @@ A command's module imports only the standard library at the top, so that `qsft -
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from qsft import __version__
 from qsft.commands import split_recipe
+from qsft.files import too_long
 from qsft.processes import exit_process
 from qsft.redaction import redact_text
 from qsft.validation import did_you_mean
@@ -89,11 +91,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
-        print(f"qsft: {redact_text(str(error))}", file=sys.stderr)
+        print(f"qsft: {redact_text(_message(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nqsft: interrupted; rerun the command to continue from what is finished.", file=sys.stderr)
         return 130
+
+
+def _message(error: ValueError | OSError) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and error.filename is not None:
+        return too_long(error.filename)
+    return str(error)
 
 
 def run_command(words: Sequence[str]) -> int:

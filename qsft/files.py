@@ -128,12 +128,21 @@ def _explained(directory: Path, what: str, needed: int = 0) -> Iterator[None]:
             remedy = "Choose another directory, or make this one writable."
             raise OSError(f"{what} {directory} cannot be written ({error.strerror}). {remedy}") from error
         if error.errno == errno.ENAMETOOLONG:
-            path = str(directory)
-            raise OSError(f"{what} {path[:60]}… has a path of {len(path)} characters, which is too long.") from error
+            raise OSError(f"{what} cannot be written: {too_long(directory)}") from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             remedy = "a file is in the way. Choose another name."
             raise OSError(f"{what} {directory} cannot be a directory: {remedy}") from error
         raise
+
+
+def too_long(path: str | Path) -> str:
+    """Return the message for a path that the file system does not take (ENAMETOOLONG).
+
+    >>> too_long("a" * 300)
+    'the path aaaaaaaaaaaaaaaaaaaa… has 300 characters, which is too long. Choose a shorter one.'
+    """
+    text = str(path)
+    return f"the path {text[:20]}… has {len(text)} characters, which is too long. Choose a shorter one."
 
 
 def shown(path: str | Path) -> str:

@@ -48,6 +48,9 @@ CASES = [
     ("eval {files}/student --tasks nosuch.jsonl", "nosuch.jsonl"),
     ("compare afile adir", "afile"),
     ("curate self_distill TINY --output_dir afile", "afile"),
+    ("train TINY --target sft --output_dir {long}", "which is too long"),
+    ("eval {files}/student --tasks task.jsonl --output_dir {long}", "which is too long"),
+    ("explore run {long} --output_file curves.html", "which is too long"),
     ("explore run broken --output_file curves.html", "broken"),
     ("explore run afile --output_file curves.html", "afile"),
     ("explore tokens TINY --num_documents 1 --output_file adir", "adir"),
@@ -57,7 +60,7 @@ CASES = [
 @pytest.mark.parametrize(("command", "named"), CASES, ids=[command[:60] for command, _ in CASES])
 def test_the_message_names_the_path(command, named, folder, tiny_files, local_words, capfd):
     tiny = " ".join(["numina_qwen_math_1p5b", *local_words(report_to="none", max_steps=1)])
-    assert main(command.format(files=tiny_files).replace("TINY", tiny).split()) == 2
+    assert main(command.format(files=tiny_files, long="x" * 300).replace("TINY", tiny).split()) == 2
     message = capfd.readouterr().err
     assert named in message.rsplit("qsft: ", 1)[1]
     assert "Traceback" not in message

@@ -160,9 +160,9 @@ def test_a_large_cache_in_the_home_directory_is_announced(build, documents, tmp_
 
 def test_a_path_that_is_too_long_is_named(build, documents):
     name = "x" * 5000
-    with pytest.raises(OSError, match=r"has a path of \d+ characters, which is too long"):
+    with pytest.raises(OSError, match=r"has 50\d\d characters, which is too long"):
         build(documents(3), name)
-    with pytest.raises(ValueError, match=r"has \d+ characters, too many for a path"):
+    with pytest.raises(ValueError, match=r"has 5000 characters, which is too long"):
         TeacherCache(name)
 
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from qsft.files import publish
+from qsft.files import publish, too_long
 from qsft.fingerprints import digest
 from qsft.teacher.format.shards import SHARD_NAME, VERSION, DamagedShard, Shard, ShardStatistics, published_shards
 from qsft.teacher.identity import Identity
@@ -84,8 +84,7 @@ def is_cache(directory: str | Path) -> bool:
         return Path(directory, MANIFEST).is_file()
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            shown = str(directory)
-            raise ValueError(f"the path {shown[:60]}… has {len(shown)} characters, too many for a path.") from error
+            raise ValueError(too_long(directory)) from error
         raise
 
 

@@ -32,10 +32,37 @@ def published(name, batch, hparams):
         return (p * nll).sum()
     if name == "beyond_log":
         return ((1 - p ** hparams["alpha"]) / hparams["alpha"]).sum()
+    if name == "profit":
+        return ((p > hparams["tau"]) * nll).sum()
+    if name == "eaft":
+        top = logp.exp().sort(dim=-1, descending=True).values[:, : hparams["k"]]
+        top = top / top.sum(dim=-1, keepdim=True)
+        entropy = -(top * top.log()).sum(dim=-1) / math.log(hparams["k"])
+        return (entropy ** hparams["alpha"] * nll).sum()
+    if name == "iw_sft":
+        total = torch.zeros_like(nll)
+        for document in side.document.unique():
+            tokens = side.document == document
+            ratio = (ly - side.ref_logp.double())[tokens]
+            exponent = ratio.sum() if hparams["ratio"] == "raw" else ratio.mean()
+            total[tokens] = nll[tokens] * min(math.exp(exponent), hparams["clip"])
+        return total.sum()
+    if name == "cft":
+        return (side.critical * nll).sum()
+    if name == "label_smoothing":
+        return ((1 - hparams["lam"]) * nll - hparams["lam"] * logp.mean(dim=-1)).sum()
+    if name == "gem":
+        q = (z / hparams["beta"]).softmax(dim=-1)
+        return (nll + hparams["lam"] * (q * logp).sum(dim=-1)).sum()
     if name == "psft":
         r = (ly - side.old_logp.double()).exp()
         eps = hparams["eps"]
         return -torch.minimum(r, r.clamp(1 - eps, 1 + eps)).sum()
+    if name.startswith("target_sft"):
+        guided = guided_cross_entropy(logp, teacher, hparams["eta"], hparams["tail"])
+        gamma = {"target_sft": p, "target_sft_constant": p, "target_sft_mixture": 1 - hparams.get("c", 0.0)}[name]
+        weight = 1 - p if name == "target_sft" else hparams["c"]
+        return (gamma * nll + weight * guided).sum()
     # A truncated teacher: its probabilities on the slots, and for `ghost` the rest as one outcome. Where the teacher is
     # missing the residual is the student itself, which adds nothing.
     kl = torch.zeros_like(nll)
@@ -66,8 +93,37 @@ def published(name, batch, hparams):
     raise AssertionError(name)
 
 
+def guided_cross_entropy(logp, teacher, eta, tail):
+    """CE(π̃, p) with π̃ ∝ π_θ^(1−η)·π_T^η on the slots; for `ghost` everything outside them is one outcome."""
+    result = torch.zeros(len(logp), dtype=torch.float64)
+    for n in range(len(logp)):
+        slots = {}
+        for token, value in zip(teacher.ids[n].tolist(), teacher.logps[n].double().tolist(), strict=True):
+            if value > -math.inf:
+                slots[token] = value
+        if not slots:
+            continue  # π̃ is the student itself
+        mine = [float(logp[n, token]) for token in slots]
+        theirs = list(slots.values())
+        if tail == "ghost":
+            mine.append(math.log(1 - sum(map(math.exp, mine))))
+            theirs.append(math.log(1 - sum(map(math.exp, theirs))))
+        weights = [math.exp((1 - eta) * s + eta * t) for s, t in zip(mine, theirs, strict=True)]
+        result[n] = -sum(w * s for w, s in zip(weights, mine, strict=True)) / sum(weights)
+    return result
+
+
 CASES = [
     ("sft", {}),
+    *[("profit", {"tau": tau}) for tau in (0.05, 0.5)],
+    *[("eaft", {"k": k, "alpha": alpha}) for k, alpha in ((20, 1.0), (4, 2.0))],
+    *[("iw_sft", {"clip": clip, "ratio": ratio}) for clip, ratio in ((16.0, "mean"), (1.05, "mean"), (16.0, "raw"))],
+    ("cft", {}),
+    ("label_smoothing", {"lam": 0.1}),
+    *[("gem", {"beta": 0.7, "lam": lam}) for lam in (0.4, 1.0)],
+    *[("target_sft", {"eta": eta, "tail": tail}) for eta in (0.5, 1.0) for tail in ("drop", "ghost")],
+    *[("target_sft_constant", {"c": 0.3, "eta": 0.5, "tail": tail}) for tail in ("drop", "ghost")],
+    *[("target_sft_mixture", {"c": 0.3, "eta": 0.5, "tail": tail}) for tail in ("drop", "ghost")],
     ("dft", {}),
     ("beyond_log", {"alpha": 0.5}),
     ("beyond_log", {"alpha": 2.0}),
@@ -77,6 +133,10 @@ CASES = [
     *[("sft_kl", {"lam": 0.3, "tail": tail}) for tail in ("drop", "ghost")],
     *[("asft", {"lam": 0.3, "tail": tail}) for tail in ("drop", "ghost")],
 ]
+
+
+def test_the_value_of_every_named_target_is_tried():
+    assert {name for name, _ in CASES} == set(TARGETS)
 
 
 @pytest.mark.parametrize(("name", "hparams"), CASES, ids=lambda value: str(value))

@@ -62,8 +62,7 @@ def make_sweep(args: argparse.Namespace) -> Any:
         eval_options=parse_eval_options(args.eval),
         paper=args.paper,
     )
-    for one in sweep.runs:
-        sweep.recipe_of(one)
+    sweep.check_runs()
     return sweep
 
 

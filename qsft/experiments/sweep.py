@@ -21,7 +21,9 @@ from qsft.experiments.eval_request import EvalRequest
 from qsft.experiments.find_evaluations import SWEEP_RECORD, find_methods
 from qsft.files import read_json, shown, write_json
 from qsft.ledger import changed_settings, move_aside
-from qsft.recipe.keys import read_word
+from qsft.recipe.job import configure
+from qsft.recipe.keys import keys, read_word
+from qsft.recipe.prepare import check_teacher_given
 from qsft.recipe.recipe_file import Recipe, read_recipe, run_name
 from qsft.recipe.relaunch import LAUNCHER_OPTIONS, run_child, split_words
 from qsft.redaction import redact_words
@@ -96,12 +98,16 @@ def _points(target: str, axes: Mapping[str, Sequence[Any]]) -> Iterator[Run]:
 
 def _raise_unknown_axis(name: str, targets: Sequence[str]) -> None:
     parameters = {parameter for target in targets if target != BASE for parameter in TARGETS[target].hyper_parameters}
-    raise ValueError(
+    message = (
         f"none of the targets {', '.join(targets)} has a hyper-parameter {name!r}."
-        f"{did_you_mean(name, {*parameters, 'target'})} "
-        f"They have: {', '.join(sorted(parameters)) or 'none'}. A key of the recipe holds for the whole sweep: "
-        f"give --{name} value, and another --output_dir for another value."
+        f"{did_you_mean(name, {*parameters, 'target'})} They have: {', '.join(sorted(parameters)) or 'none'}."
     )
+    if name in keys():
+        message += (
+            f" A key of the recipe holds for the whole sweep: give --{name} value, and another --output_dir for "
+            "another value."
+        )
+    raise ValueError(message)
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,13 @@ class Sweep:
     def _run_options(self, run: Run) -> list[str]:
         hparams = [f"--target_kwargs.{key}={value}" for key, value in run.hparams.items()]
         return ["--target", run.target, *hparams, "--output_dir", str(self.output_dir / run.name)]
+
+    def check_runs(self) -> None:
+        """Raise ValueError for a wrong key, or a target without its teacher, in any of the runs."""
+        for run in self.runs:
+            recipe = self.recipe_of(run)
+            if run.target != BASE:
+                check_teacher_given(configure(recipe, processes=1))
 
     def eval_request(self, run: Run) -> EvalRequest:
         if run.target == BASE:

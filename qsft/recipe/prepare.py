@@ -16,7 +16,7 @@ from qsft.recipe.job import Job, configure
 from qsft.recipe.job_data import load_data, load_student_tokenizer
 from qsft.recipe.keys import DATASET_KEYS
 from qsft.train.open_teacher import cache_directory
-from qsft.train.teacher import CachedTeacher, LiveModel, resolve_teacher
+from qsft.train.teacher import CachedTeacher, LiveModel, MissingTeacherError, resolve_teacher
 from qsft.train.trainer import TargetSFTTrainer
 from qsft.user_functions import import_function, is_function_name
 
@@ -64,6 +64,7 @@ class PreparedJob:
 
 def prepare(job: Job) -> PreparedJob:
     """Run the stages that a training needs before its trainer is made, on all processes."""
+    check_teacher_given(job)
     job = make_models(job)
     tokenizer = load_student_tokenizer(job)
     job = apply_curation(job, tokenizer)
@@ -88,14 +89,29 @@ def make_models(job: Job) -> Job:
 
 def resolve_job_teacher(job: Job) -> CachedTeacher | LiveModel | None:
     """Return the teacher or reference that the job's target reads; ValueError when it needs one and none is given."""
-    return resolve_teacher(
-        job.settings.teacher,
-        job.target,
-        job.args,
-        job.student,
-        get_peft_config(job.model),
-        get_quantization_config(job.model),
-    )
+    try:
+        return resolve_teacher(
+            job.settings.teacher,
+            job.target,
+            job.args,
+            job.student,
+            get_peft_config(job.model),
+            get_quantization_config(job.model),
+        )
+    except MissingTeacherError:
+        raise MissingTeacherError(
+            f"the target {job.args.target} needs a teacher, but none is given. Add --teacher NAME: a model id or path, "
+            "the directory of a cache, or base for the student before training. Or choose a target without a teacher, "
+            "such as --target dft."
+        ) from None
+
+
+def check_teacher_given(job: Job) -> None:
+    """Raise MissingTeacherError when the target needs a teacher and none is given; nothing is loaded or made."""
+    reads_teacher = job.target.role == "teacher"
+    anchors_to_teacher = job.target.role == "reference" and job.args.reference_model_name_or_path == "teacher"
+    if reads_teacher or anchors_to_teacher:
+        resolve_job_teacher(job)
 
 
 def teacher_cache_path(job: Job, tokenizer: PreTrainedTokenizerBase | None) -> Path | None:

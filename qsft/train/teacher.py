@@ -31,6 +31,10 @@ TRL_DEFAULT_DTYPE = "float32"  # of a student that TRL loads by its name
 Teacher = TeacherCache | str | Path | nn.Module | None
 
 
+class MissingTeacherError(ValueError):
+    """The target needs a teacher, and none was given."""
+
+
 @dataclass(frozen=True)
 class TeacherModel:
     """A model whose distributions the target reads.
@@ -133,7 +137,8 @@ def resolve_teacher(
         quantization_config: how TRL will quantize a student given by its name, if at all.
 
     Raises:
-        ValueError: the target needs a teacher and none was given, or the given one cannot serve.
+        MissingTeacherError: the target needs a teacher and none was given.
+        ValueError: the given teacher cannot serve.
     """
     has_weight_column = "ref_logp" in target.needs and args.weight_column is not None
     needs_teacher = target.role is not None and not has_weight_column
@@ -152,7 +157,7 @@ def resolve_teacher(
     student_name = student if isinstance(student, str) else None
     if model is None:
         if directory is None:
-            raise ValueError(_no_teacher_message(target))
+            raise MissingTeacherError(_no_teacher_message(target))
         return CachedTeacher(directory, None, student_name)
     has_adapters = peft_config is not None or isinstance(student, PeftModel)
     if model == BASE:

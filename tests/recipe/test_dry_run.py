@@ -26,12 +26,28 @@ def test_the_demos_models_are_not_trained(monkeypatch, capsys):
     assert "qsft.demo.recipe_functions:teacher_model" in printed
 
 
-def test_a_missing_teacher_is_an_error_as_in_the_real_run(tiny_files, local_words, tmp_path, capsys):
-    words = local_words(target="target_sft", dataset_name="numina", output_dir=tmp_path / "run")
+@pytest.mark.parametrize("command", [["train", "--dry_run"], ["train"], ["cache", "build"], ["sweep", "--dry_run"]])
+def test_a_missing_teacher_is_an_error_before_any_work_with_the_option_to_add(
+    command, local_words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = local_words(dataset_name="numina", curate='{"method": "self_distill"}')
     at = words.index("--teacher_model_name_or_path")
     del words[at : at + 2]
-    assert dry_run(*words) == 2
-    assert "needs a teacher" in capsys.readouterr().err
+    words += ["--grid", "target=sft,kd"] if command[0] == "sweep" else ["--target", "kd"]
+    monkeypatch.setattr("qsft.recipe.prepare.curate_dataset", lambda *_, **__: pytest.fail("the curation was run"))
+    assert main([*command, *words]) == 2
+    message = capsys.readouterr().err
+    assert "the target kd needs a teacher, but none is given. Add --teacher" in message
+    assert "TargetSFTTrainer(" not in message
+
+
+def test_a_reference_that_is_the_teacher_needs_one_as_well(local_words, tmp_path, capsys):
+    words = local_words(target="sft_kl", dataset_name="numina", reference_model_name_or_path="teacher")
+    at = words.index("--teacher_model_name_or_path")
+    del words[at : at + 2]
+    assert dry_run(*words, "--output_dir", tmp_path / "run") == 2
+    assert "Add --teacher" in capsys.readouterr().err
 
 
 def test_other_tokenizers_are_an_error_as_in_the_real_run(tiny_files, local_words, tmp_path, capsys):

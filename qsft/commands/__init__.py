@@ -20,7 +20,7 @@ def add_recipe(parser: Any) -> None:
     """
     parser.usage = f"{parser.prog} [RECIPE] [options] [--key value ...]"
     parser.epilog = f"{RECIPE_HELP}\n\n{parser.epilog or ''}"
-    parser.set_defaults(takes_recipe=True)
+    parser.set_defaults(takes_recipe=True, parser=parser)
 
 
 def split_recipe(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -36,7 +36,8 @@ def read_given_recipe(args: argparse.Namespace, overrides: Sequence[str] = ()) -
 
     words = [*args.overrides, *overrides]
     check_given(args.recipe, words)
-    recipe = read_recipe(args.recipe, words)
+    own_options = [option.removeprefix("--") for option in long_options(args.parser)]
+    recipe = read_recipe(args.recipe, words, own_options)
     announce_recipe(recipe)
     return recipe
 
@@ -49,8 +50,12 @@ def check_given(recipe: str | None, words: Sequence[str]) -> None:
 
 def suggest_option(parser: argparse.ArgumentParser, word: str) -> str:
     """Return " Did you mean '--tasks'?" for a word that resembles an option of a command, or an empty string."""
-    options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    return did_you_mean(word.partition("=")[0], options)
+    return did_you_mean(word.partition("=")[0], long_options(parser))
+
+
+def long_options(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the options of a command that begin with two hyphens."""
+    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
 
 
 def given_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from qsft.data.sources import DataSettings, key
+from qsft.validation import did_you_mean
 
 if TYPE_CHECKING:
     from trl import TrlParser
@@ -153,7 +154,11 @@ def read_word(word: str) -> Any:
 
 
 def list_keys(pattern: str = "") -> str:
-    """Return the keys whose names or help contain a text, with defaults and help."""
+    """Return the keys whose names or help contain a text, with defaults and help.
+
+    Raises:
+        ValueError: There is none.
+    """
     from trl import TrlParser
 
     lines = []
@@ -163,6 +168,11 @@ def list_keys(pattern: str = "") -> str:
         text = " ".join((action.help or "").split())
         if pattern.lower() in f"{action.option_strings[0]} {text}".lower():
             lines.append(f"{action.option_strings[0]}  (default: {action.default})\n    {text}")
+    if not lines:
+        raise ValueError(
+            f"no key contains {pattern!r} in its name or help.{did_you_mean(pattern, keys())} `qsft train --keys` "
+            "lists all."
+        )
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ Every value is checked against the field it is meant for before anything is load
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -84,12 +84,15 @@ class Recipe:
         return RecipeSettings(**self.part(RecipeSettings))
 
 
-def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(
+    path_or_name: str | Path | None, overrides: Sequence[str] = (), other_options: Iterable[str] = ()
+) -> Recipe:
     """Return the recipe in a file, or the packaged one of that name, with the command line's options applied.
 
     Args:
         path_or_name: A file, the name of a packaged recipe, or None for a recipe of options alone.
         overrides: Words such as `--key value` and `--key=value`.
+        other_options: Names of the command's own options, which are suggested for a misspelled key as well.
 
     Raises:
         FileNotFoundError: There is no such recipe.
@@ -97,7 +100,7 @@ def read_recipe(path_or_name: str | Path | None, overrides: Sequence[str] = ()) 
     """
     path = None if path_or_name is None else find_recipe(path_or_name)
     values = {} if path is None else read_values(path)
-    given, entries = read_overrides(overrides, str(values.get("target", DEFAULT_TARGET)))
+    given, entries = read_overrides(overrides, str(values.get("target", DEFAULT_TARGET)), other_options)
     set_aside = _drop_values_of_replaced(values, given)
     values |= given
     for key, changed in entries.items():
@@ -243,13 +246,14 @@ def _flatten(loader: yaml.SafeLoader, node: yaml.MappingNode, path: Path) -> Ite
 
 
 def read_overrides(
-    words: Sequence[str], target: str = DEFAULT_TARGET
+    words: Sequence[str], target: str = DEFAULT_TARGET, other_options: Iterable[str] = ()
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return what a command line gives: values by key, and entries of dict keys (--target_kwargs.eta 0.2).
 
     Args:
         words: The command line.
         target: The file's target; `--eta 0.2` is an entry of target_kwargs if the target has that hyper-parameter.
+        other_options: What is suggested for a misspelled key besides keys.
     """
     given, rest = parse_words(words)
     target = str(given.get("target", target))
@@ -264,7 +268,7 @@ def read_overrides(
         key, dot, entry = option.removeprefix("--").partition(".")
         if not dot and key in hparams:
             key, entry = "target_kwargs", key
-        _check_known(key, option)
+        _check_known(key, option, [*hparams, *other_options])
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"{option}: a value is missing.")
@@ -273,14 +277,17 @@ def read_overrides(
     return given, entries
 
 
-def _check_known(name: str, place: str) -> None:
+def _check_known(name: str, place: str, others: Iterable[str] = ()) -> None:
+    """Raise ValueError for what is not a key; `others` are suggested as well."""
     if name in LAUNCHER_OPTIONS:
         raise ValueError(
             f"{place}: {name!r} is an option of the launcher, not a key of a recipe. Give it to `qsft train` together "
             "with --accelerate_config ddp (or fsdp2, zero3, cpu, a file)."
         )
     if name not in keys():
-        suggestion = f" Did you mean {OTHER_NAMES[name]!r}?" if name in OTHER_NAMES else did_you_mean(name, keys())
+        suggestion = (
+            f" Did you mean {OTHER_NAMES[name]!r}?" if name in OTHER_NAMES else did_you_mean(name, [*keys(), *others])
+        )
         raise ValueError(f"{place}: {name!r} is not a key.{suggestion} `qsft train --keys` lists all.")
 
 

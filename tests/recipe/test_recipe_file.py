@@ -345,6 +345,7 @@ def test_a_hyper_parameter_of_the_target_is_an_option_by_its_name():
         ("dataset", "dataset_name"),
         ("learnin_rate", "learning_rate"),
         ("epochs", "num_train_epochs"),
+        ("etta", "eta"),
     ],
 )
 def test_an_unknown_option_suggests_the_right_one(given, suggested):

@@ -98,7 +98,9 @@ def model_paths(scenario: Scenario) -> DemoModels:
         "seed": scenario.seed,
         "model": MODEL,
         "training": TRAINING,
-        "more": [asdict(scenario.more), scenario.rounds, ATTEMPTS, SUMS_KNOWN, PRODUCTS_OF_BASE, TOLERANCE],
+        "further_training": asdict(scenario.further_training),
+        "max_rounds": scenario.max_rounds,
+        "criteria": [ATTEMPTS, SUMS_KNOWN, PRODUCTS_OF_BASE, TOLERANCE],
         "pretraining": asdict(scenario.pretraining),
         "documents": digest_json([WORDS, *pretraining_corpus(DIGESTED_DOCUMENTS, scenario.seed)]),
     }
@@ -134,7 +136,7 @@ class Course:
             model = start()
             documents_read = 0
             steps = 0
-            for phase in (self.first, *[scenario.more] * scenario.rounds):
+            for phase in (self.first, *[scenario.further_training] * scenario.max_rounds):
                 documents = self.corpus(documents_read + phase.documents)[documents_read:]
                 data = as_dataset(documents, self.prompt_length)
                 with phases.phase(self.name, phase.steps, "steps") as progress:

@@ -30,8 +30,8 @@ class Scenario:
     Args:
         noise: probability that a result in the demonstrations is a slip.
         teacher: a name of `TEACHERS`.
-        more: further training of the base and the teacher, repeated until they know their facts.
-        rounds: how often `more` is repeated at most.
+        further_training: more training of the base and the teacher, repeated until they know their facts.
+        max_rounds: how often `further_training` is repeated at most.
         problems: number of problems in the evaluation.
         samples: responses per problem.
         quick: a smoke test of a few steps, see `shortened`.
@@ -42,8 +42,8 @@ class Scenario:
     teacher: str = "right"
     pretraining: Phase = Phase(420, 48, 3e-3)
     teaching: Phase = Phase(120, 64, 1e-3)
-    more: Phase = Phase(120, 48, 2e-3)
-    rounds: int = 6
+    further_training: Phase = Phase(120, 48, 2e-3)
+    max_rounds: int = 6
     fine_tuning: Phase = Phase(80, 64, 3e-3)
     top_k: int = 16
     problems: int = 256
@@ -72,7 +72,7 @@ class Scenario:
             pretraining=replace(self.pretraining, steps=6),
             teaching=replace(self.teaching, steps=3),
             fine_tuning=replace(self.fine_tuning, steps=2),
-            rounds=0,
+            max_rounds=0,
             problems=8,
             samples=4,
             quick=True,

@@ -67,15 +67,18 @@ class LargeTensors(TorchDispatchMode):
     def __init__(self, at_least):
         super().__init__()
         self.at_least = at_least
-        self.known = set()
+        self.known = {}  # by address; a storage that is kept cannot leave its address to another one
         self.found = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else [out]:
-            if not isinstance(tensor, torch.Tensor) or tensor.untyped_storage()._cdata in self.known:
+            if not isinstance(tensor, torch.Tensor):
                 continue
-            self.known.add(tensor.untyped_storage()._cdata)
+            storage = tensor.untyped_storage()
+            if storage._cdata in self.known:
+                continue
+            self.known[storage._cdata] = storage
             if tensor.numel() >= self.at_least:
                 self.found.append((tensor.dtype, tensor.numel()))
         return out
@@ -118,6 +121,7 @@ def test_a_single_chunk_writes_the_weights_gradient_in_bf16_and_nothing_is_copie
     with torch.device("meta"):
         batch = Unread(n=n, v=v, k=5)
         hidden, weight = head_inputs(batch, torch.bfloat16)
+        projection.has_wide_products(hidden.device, torch.bfloat16, torch.float32)  # its own product, once per process
         with Products() as products, LargeTensors(at_least=n * v) as made:
             fused_target_loss(
                 hidden, weight, batch.tokens, make_target("target_sft"), batch.teacher, head_kernel=head_kernel

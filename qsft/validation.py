@@ -2,15 +2,18 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Real
 
 
 def check_range(name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False) -> None:
     """Raise unless low ≤ value ≤ high (low < value when `open_low`); the message names the allowed range."""
-    if (value > low if open_low else value >= low) and value <= high:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number and (value > low if open_low else value >= low) and value <= high:
         return
+    problem = "is out of range" if is_number else "is not a number"
     left = "(" if open_low else "["
     right = "∞)" if high == float("inf") else f"{high:g}]"
-    raise ValueError(f"{name} = {value!r} is out of range: allowed is {left}{low:g}, {right}.")
+    raise ValueError(f"{name} = {value!r} {problem}: allowed is {left}{low:g}, {right}.")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -21,7 +24,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         )
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return ' Did you mean …?' for a misspelled word, or an empty string."""
-    close = get_close_matches(word, list(known), n=2)
+    close = get_close_matches(str(word), list(known), n=2)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -7,6 +7,7 @@ precision, a `formula` for the table, and `needs`, the names of the inputs it re
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import ClassVar
 
 import torch
@@ -105,6 +106,8 @@ class Entropy:
 
     def __post_init__(self) -> None:
         check_range("k", self.k, 2)
+        if not isinstance(self.k, Integral):
+            raise ValueError(f"k = {self.k!r} is not an integer: it counts tokens.")
         check_range("alpha", self.alpha, 0.0)
 
     def __call__(self, view: TokenView) -> PerToken:

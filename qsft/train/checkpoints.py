@@ -145,15 +145,25 @@ def check_complete(checkpoint: Path, *, digests: bool = True) -> None:
     raise ValueError(f"cannot resume from {checkpoint}: {'; '.join(problems)}. {remedy}")
 
 
-def describe_existing_run(output_dir: str | Path) -> str | None:
-    """A message for a new run whose output directory already has checkpoints; None when it has none."""
+def describe_existing_run(output_dir: str | Path, *, from_script: bool = False) -> str | None:
+    """A message for a new run whose output directory already has checkpoints; None when it has none.
+
+    Args:
+        from_script: whether the reader called the trainer in Python, which has no options.
+    """
     names = [checkpoint.path.name for checkpoint in list_checkpoints(output_dir)]
     if not names:
         return None
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return (
-        f"{output_dir} has checkpoints of another run ({shown}). A new run would mix both in one directory. Resume "
-        "with --resume_from_checkpoint last, choose another --output_dir, or pass --overwrite, which moves the old "
+    problem = f"{output_dir} has checkpoints of another run ({shown}). "
+    if from_script:
+        return problem + (
+            "This run adds its own to the same directory. To continue the earlier run call "
+            "trainer.train(resume_from_checkpoint=True); to keep both apart choose another output_dir."
+        )
+    return problem + (
+        "A new run would mix both in one directory. Resume with --resume_from_checkpoint last, choose another "
+        "--output_dir, or pass --overwrite, which moves the old "
         f"run to {previous_runs_directory(output_dir)} and deletes nothing."
     )
 

@@ -168,6 +168,11 @@ def validate_fields(args: Any) -> None:
         raise ValueError(
             f"head_tile_mib must be a positive number of MiB, got {args.head_tile_mib}. Leave it out for the default."
         )
+    if not isinstance(args.target, str):
+        raise TypeError(
+            f"target of the config must be a name (see `qsft targets`), got {type(args.target).__name__}. Pass a "
+            "Target or a LossTarget to the trainer: TargetSFTTrainer(..., target=...)."
+        )
     make_target(args.target, **as_dict(args.target_kwargs))
     if args.loss_type == "dft" and args.target == "dft":
         args.loss_type = "nll"  # both name the same loss; TRL would build its own for it

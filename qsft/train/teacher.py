@@ -140,6 +140,11 @@ def resolve_teacher(
         MissingTeacherError: the target needs a teacher and none was given.
         ValueError: the given teacher cannot serve.
     """
+    if not isinstance(teacher, Teacher):
+        raise TypeError(
+            f"teacher must be a TeacherCache, a cache's directory, a model id or path, a model, or 'base', got "
+            f"{type(teacher).__name__}."
+        )
     has_weight_column = "ref_logp" in target.needs and args.weight_column is not None
     needs_teacher = target.role is not None and not has_weight_column
     if not needs_teacher:

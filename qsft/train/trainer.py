@@ -491,7 +491,7 @@ class TargetSFTTrainer(SFTTrainer):
             checkpoints.check_complete(Path(checkpoint), digests=self.args.checkpoint_digests)
             run_id, parent = run_record.continue_run(Path(checkpoint), output_dir, trajectory, self._allowed_changes())
         else:
-            existing = checkpoints.describe_existing_run(output_dir)
+            existing = checkpoints.describe_existing_run(output_dir, from_script=True)
             if existing is not None:
                 logger.warning(existing)
         recorded = run_record.describe_recorded(self.args, self.model)

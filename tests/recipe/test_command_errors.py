@@ -2,6 +2,7 @@
 
 import json
 
+import jaxtyping
 import pytest
 
 from qsft.cli import main
@@ -33,6 +34,8 @@ CASES = [
     ("train TINY --output_dir broken --resume_from_checkpoint last", "broken"),
     ("train TINY --output_dir run --target sft --resume_from_checkpoint broken/checkpoint-2", "checkpoint-2"),
     ("train TINY --output_dir run --target sft --resume_from_checkpoint nosuch", "nosuch"),
+    ("train TINY --eta half --dry_run", "eta = 'half' is not a number"),
+    ("train TINY --tail 3 --dry_run", "tail = 3 is not one of"),
     ("train adir", "there is no recipe 'adir'"),
     ("train afile --dry_run", "a recipe is a list"),
     ("sweep TINY --grid target=sft --output_dir afile", "afile"),
@@ -58,7 +61,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("command", "named"), CASES, ids=[command[:60] for command, _ in CASES])
-def test_the_message_names_the_path(command, named, folder, tiny_files, local_words, capfd):
+def test_the_message_names_the_path(command, named, folder, tiny_files, local_words, capfd, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users, types are not checked
     tiny = " ".join(["numina_qwen_math_1p5b", *local_words(report_to="none", max_steps=1)])
     assert main(command.format(files=tiny_files, long="x" * 300).replace("TINY", tiny).split()) == 2
     message = capfd.readouterr().err

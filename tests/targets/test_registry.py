@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jaxtyping
 import pytest
 import torch
 from cases import make_batch, targets
@@ -48,6 +49,22 @@ def test_wrong_names_and_values_say_what_is_allowed(name, hparams, words):
         make_target(name, **hparams)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hparams", "message"),
+    [
+        ("target_sft", {"eta": "half"}, r"eta = 'half' is not a number: allowed is \[0, 1\]"),
+        ("target_sft", {"eta": None}, "eta = None is not a number"),
+        ("target_sft", {"tail": 3}, "tail = 3 is not one of 'drop', 'ghost'"),
+        ("kd_hybrid", {"c": True}, "c = True is not a number"),
+        ("eaft", {"k": 2.5}, "k = 2.5 is not an integer"),
+    ],
+)
+def test_a_value_of_another_type_is_a_value_error(name, hparams, message, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own checks of types come first
+    with pytest.raises(ValueError, match=message):
+        make_target(name, **hparams)
 
 
 @pytest.mark.parametrize(

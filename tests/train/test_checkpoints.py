@@ -85,6 +85,7 @@ def test_starting_anew_where_checkpoints_are_is_warned_of_by_the_trainer(run, fi
     monkeypatch.setattr("qsft.train.trainer.logger.warning", warnings.append)
     run(max_steps=1)
     assert any("has checkpoints of another run (checkpoint-4, checkpoint-2)" in text for text in warnings)
+    assert any("trainer.train(resume_from_checkpoint=True)" in text and "--" not in text for text in warnings)
 
 
 def test_a_new_run_beside_old_checkpoints_gives_a_message_or_moves_them_aside(finished):

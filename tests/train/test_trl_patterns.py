@@ -12,6 +12,7 @@ from transformers import DataCollatorForSeq2Seq, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from qsft.losses.head import label_logps
+from qsft.targets.registry import make_target
 from qsft.train.trainer import TargetSFTTrainer
 
 
@@ -61,6 +62,20 @@ def test_a_target_is_given_by_name(tiny_model, config, tiny_tokenizer, data, tar
 def test_a_target_of_another_type_is_a_type_error(tiny_model, config, data):
     with pytest.raises(TypeError, match=r"must be a name .* a Target or a LossTarget, got float"):
         TargetSFTTrainer(tiny_model(), config(), train_dataset=data.text(), target=0.5)
+
+
+@pytest.mark.parametrize("target", [None, ["sft"], make_target("sft")], ids=["None", "list", "Target"])
+def test_the_target_of_the_config_is_a_name(config, target):
+    with pytest.raises(
+        TypeError, match=r"target of the config must be a name .* Pass a Target or a LossTarget to the trainer"
+    ):
+        config(target=target)
+
+
+@pytest.mark.parametrize("teacher", [3, ["model"]])
+def test_a_teacher_of_another_type_is_a_type_error(tiny_model, config, data, teacher):
+    with pytest.raises(TypeError, match=r"teacher must be a TeacherCache, .* got (int|list)"):
+        TargetSFTTrainer(tiny_model(), config(), train_dataset=data.text(), teacher=teacher)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Each is listed here with what it must be. When a new version moves one, this fil
 """
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -127,3 +128,13 @@ def test_fields_of_the_config_that_are_read_exist():
              "dataset_num_proc", "truncation_mode", "max_length", "model_init_kwargs", "dataset_kwargs",
              "dataset_text_field", "trust_remote_code"}  # fmt: skip
     assert names <= set(SFTConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [True, False])
+def test_no_deprecation_is_warned_of_in_a_run(config, tiny_model, tiny_tokenizer, data, gradient_checkpointing):
+    """TRL's default for gradient_checkpointing has the name that transformers 5.23 deprecates."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        args = config(max_steps=1, gradient_checkpointing=gradient_checkpointing)
+        TargetSFTTrainer(tiny_model(), args, train_dataset=data.text(), processing_class=tiny_tokenizer).train()
+    assert [str(one.message) for one in caught if issubclass(one.category, FutureWarning)] == []

@@ -99,7 +99,7 @@ def sft() -> Target:
 
 @register(
     "DFT (the paper's SFT (p))",
-    "Trusts a token as much as the model already does, which filters labels it finds unlikely.",
+    "Weights each label by its probability under the model, so unlikely labels have little effect.",
     loss="−sg[p_y]·log p_y",
     reference="Dynamic Fine-Tuning, Wu et al. 2025",
 )
@@ -109,7 +109,7 @@ def dft() -> Target:
 
 @register(
     "Beyond log-likelihood",
-    "Interpolates between SFT (α → 0) and DFT (α = 1); with τ only tokens above or below it are trained.",
+    "Interpolates between SFT (α → 0) and DFT (α = 1). With τ, trains only on labels above or below that probability.",
     loss="(1 − p_y^α)/α",
     reference="Li et al. 2025",
 )
@@ -123,7 +123,7 @@ def beyond_log(alpha: float = 0.5, tau: float | None = None, keep: str = "above"
 
 @register(
     "ProFiT",
-    "Trains on the tokens that the model finds more than τ likely.",
+    "Trains only on labels with a probability above τ.",
     loss="−1[p_y > τ]·log p_y",
     reference="ProFiT, 2026",
 )
@@ -133,7 +133,7 @@ def profit(tau: float = 0.1) -> Target:
 
 @register(
     "EAFT",
-    "Trusts labels where the model is uncertain, by the entropy H of its top k.",
+    "Trains most where the model is uncertain, as measured by the entropy H of its top k tokens.",
     loss="−(H/ln k)^α·log p_y",
     reference="Entropy-Adaptive Fine-Tuning, 2026",
 )
@@ -143,7 +143,7 @@ def eaft(k: int = 20, alpha: float = 1.0) -> Target:
 
 @register(
     "iw-SFT",
-    "Weighs each document by its importance π_θ/π_ref, per token; ratio='raw' is the whole sequence's.",
+    "Weights each document by its importance ratio π_θ/π_ref per token, or of the whole sequence (ratio='raw').",
     loss="−min((π_θ/π_ref)^(1/tokens), clip)·log p_y",
     reference="Qin and Springenberg 2025",
 )
@@ -153,7 +153,7 @@ def iw_sft(clip: float = 16.0, ratio: str = "mean") -> Target:
 
 @register(
     "CFT",
-    "Trains on counterfactually critical tokens only.",
+    "Trains only on counterfactually critical tokens.",
     loss="−c_t·log p_y",
     reference="Critical Token Fine-Tuning, 2025",
 )
@@ -163,7 +163,7 @@ def cft() -> Target:
 
 @register(
     "PSFT",
-    "PPO's clipped ratio with advantage 1, against a policy that is refreshed every few steps.",
+    "Uses PPO's clipped ratio with advantage 1. The old policy is refreshed every few steps.",
     loss="−min(r, clip(r, 1−ε, 1+ε)), r = p_y/π_old",
     reference="Proximal SFT, 2025",
 )
@@ -174,7 +174,7 @@ def psft(eps: float = 0.28) -> Target:
 
 @register(
     "Label smoothing",
-    "Spreads λ of the mass over the real vocabulary.",
+    "Distributes λ of the mass uniformly over the vocabulary, without padding entries.",
     loss="−(1−λ)·log p_y − λ/V·Σ_v log p_v",
     reference="Szegedy et al. 2016",
 )
@@ -185,7 +185,7 @@ def label_smoothing(lam: float = 0.1) -> Target:
 
 @register(
     "SFT + KL",
-    "SFT with a penalty for moving away from the reference model.",
+    "Adds a penalty to SFT for moving away from the reference model.",
     loss="−log p_y + λ·KL(π_ref‖p)",
     reference="forward KL to a reference",
 )
@@ -196,7 +196,7 @@ def sft_kl(lam: float = 0.1, tail: str = "ghost") -> Target:
 
 @register(
     "ASFT",
-    "DFT with a penalty for moving away from the base model.",
+    "Adds a penalty to DFT for moving away from the base model.",
     loss="−sg[p_y]·log p_y + λ·KL(π_base‖p)",
     reference="Anchored SFT, 2025",
 )
@@ -206,7 +206,7 @@ def asft(lam: float = 0.1, tail: str = "ghost") -> Target:
 
 @register(
     "GEM",
-    "SFT that keeps the model's entropy up; β = 1 or λ = 0 is SFT. The target is signed; the value may be negative.",
+    "Keeps the model's entropy high. β = 1 or λ = 0 is SFT. Entries of the target and the loss may be negative.",
     loss="CE(δ, p) − λ·CE(q, p), q = softmax(z/β)",
     reference="Li et al. 2025, GEM",
 )
@@ -235,7 +235,7 @@ def kd_hybrid(c: float = 0.8, tail: str = "drop", temperature: float = 1.0) -> T
 
 @register(
     "Target-SFT",
-    "Trusts a token as much as the model does, and gives the rest to the student guided by the teacher.",
+    "Trusts each label as much as the model does, and gives the rest to the student guided by the teacher.",
     loss="−p_y·log p_y − (1−p_y)·Σ_a π̃_a·log p_a",
     reference="Target-SFT, 2026",
 )
@@ -245,7 +245,7 @@ def target_sft(eta: float = 0.5, tail: str = "drop", form: str = "geometric") ->
 
 @register(
     "Target-SFT, constant branch",
-    "Target-SFT with the residual's weight 1−p_y replaced by c; tends to DFT as c → 0.",
+    "Replaces the residual's weight 1−p_y in Target-SFT by a constant c. Tends to DFT as c → 0.",
     loss="−p_y·log p_y − c·Σ_a π̃_a·log p_a",
     reference="Target-SFT, 2026",
 )
@@ -257,7 +257,7 @@ def target_sft_constant(c: float = 1.0, eta: float = 0.5, tail: str = "drop", fo
 
 @register(
     "Target-SFT, constant mixture",
-    "The ablation's other reading: c on the residual and 1−c on the label; tends to SFT as c → 0.",
+    "Gives the residual the weight c and the label the weight 1−c. Tends to SFT as c → 0.",
     loss="−(1−c)·log p_y − c·Σ_a π̃_a·log p_a",
     reference="Target-SFT, 2026",
 )

@@ -122,7 +122,8 @@ def _tokenize_demonstrations(
     response = settings.response or source.default_response
     check_one_of("response", response, source.columns)
     remedy = "Name yours with --question_column and --response_column, or give a file that has these with --data_dir."
-    require_columns(rows, source.columns[response], f"data set {source.name!r}", remedy)
+    name = settings.data_dir or settings.dataset_name
+    require_columns(rows, source.columns[response], f"data set {name!r}", remedy)
     check_one_of("prompt", settings.prompt, CONVERSATIONS)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no eos token to end a response with.")

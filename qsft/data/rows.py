@@ -99,7 +99,8 @@ def require_columns(rows: Dataset, required: Iterable[str], what: str, remedy: s
     if missing:
         noun = "columns" if len(missing) > 1 else "column"
         names = ", ".join(map(repr, missing))
-        raise ValueError(f"{what} needs the {noun} {names}, but the rows have {', '.join(existing)}. {remedy}")
+        guess = did_you_mean(missing[0], existing)
+        raise ValueError(f"{what} needs the {noun} {names}, but the rows have {', '.join(existing)}.{guess} {remedy}")
 
 
 def check_trl_can_read(rows: Dataset, name: str | None, text_column: str) -> None:

@@ -146,6 +146,9 @@ def test_own_columns_are_read_as_the_papers_sets_are(rows_file, tiny_tokenizer, 
     data = load_training_data(settings, tiny_tokenizer, text_column="text")
     assert tiny_tokenizer.decode(data.dataset[0]["input_ids"]) == "<|user|> w1 ? <|assistant|> w2 <|eos|>"
     assert data.manifest["rows"]["without a demonstration"] == 1
+    misspelled = DataSettings(dataset_name=str(path), question_column="qq", response_column="facts.a")
+    with pytest.raises(ValueError, match=rf"'{path}' needs the column 'qq', .*Did you mean 'q'.*--question_column"):
+        load_training_data(misspelled, tiny_tokenizer)
     with pytest.raises(ValueError, match="one of them is missing"):
         load_training_data(DataSettings(dataset_name=str(path), question_column="q"), tiny_tokenizer)
 

@@ -8,20 +8,23 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import SFTConfig
 
 from qsft.cli import main
 from qsft.recipe.job import configure
-from qsft.recipe.keys import keys
+from qsft.recipe.keys import RecipeSettings, keys
 from qsft.recipe.prepare import PreparedJob
 from qsft.recipe.recipe_cache import build_recipe_cache
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.recipe.run import train
 from qsft.teacher.cache import TeacherCache
+from qsft.train.config import DEFAULT_TARGET, own_fields
 
 REPO = Path(__file__).parents[2]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
@@ -160,6 +163,21 @@ def test_every_key_has_help(capsys):
     for name, key in keys().items():
         assert f"--{key.dest}  (default: " in printed
         assert key.help, name
+
+
+def test_the_help_of_train_has_qsfts_own_keys_in_groups_and_names_the_option_that_lists_the_rest(capsys):
+    with pytest.raises(SystemExit) as finished:
+        main(["train", "--help"])
+    assert finished.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = {line.strip().removeprefix("--") for line in lines if line.startswith("  --")}
+    own = {field.name for field in [*fields(RecipeSettings), *own_fields()]}
+    assert own <= shown
+    assert not shown & {field.name for field in fields(SFTConfig)}
+    assert lines.index("target and teacher:") < lines.index("data:") < lines.index("run:")
+    text = " ".join(" ".join(lines).split())
+    assert f"(default: {DEFAULT_TARGET})" in text
+    assert "--keys PATTERN" in text
 
 
 def test_lora_by_two_keys(tiny_run):

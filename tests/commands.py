@@ -31,9 +31,11 @@ RUN = {
     "accelerate launch recipes/numina_qwen_math_1p5b.yaml": TINY,
     "accelerate launch recipes/numina_qwen_math_1p5b.yaml --target sft": TINY,
     "accelerate launch --config_file recipes/accelerate/zero3.yaml recipes/numina_qwen_math_1p5b.yaml": (
-        f"{TINY} --dry_run"  # tests/distributed trains with ZeRO
+        f"{TINY} --output_dir runs/zero3 --dry_run"  # tests/distributed trains with ZeRO
     ),
-    "qsft train numina_qwen_math_1p5b --accelerate_config zero3": f"{TINY} --dry_run --num_processes 1",
+    "qsft train numina_qwen_math_1p5b --accelerate_config zero3": (
+        f"{TINY} --output_dir runs/zero3 --dry_run --num_processes 1"
+    ),
     "qsft cache build numina_qwen_math_1p5b": TINY,
     "qsft cache info caches/numina_qwen_math_1p5b": "",
     "qsft cache verify caches/numina_qwen_math_1p5b --teacher Qwen/Qwen2.5-Math-1.5B-Instruct --sample 64": (

@@ -19,7 +19,7 @@ from qsft.inference.loading import default_device
 from qsft.losses.kernel_path import takes_kernels
 from qsft.processes import is_main
 from qsft.recipe.curation import curated_settings, read_curation
-from qsft.recipe.job import Job
+from qsft.recipe.job import Job, configure
 from qsft.recipe.job_data import load_data, load_student_tokenizer
 from qsft.recipe.memory import count_parameters
 from qsft.recipe.model_shapes import student_config
@@ -60,7 +60,8 @@ def print_dry_run(job: Job) -> None:
         _print_section("steps", step_lines(job, data))
     _print_section("teacher", teacher_lines(job, data, tokenizer))
     _print_section("disk", disk_lines(job, data, tokenizer))
-    _print("\nNothing was trained: leave --dry_run out to start.")
+    problem = device_problem(job)
+    _print(f"\nNothing was trained: {problem or 'leave --dry_run out to start.'}")
 
 
 def _print_section(title: str, lines: Lines) -> None:
@@ -72,6 +73,17 @@ def _print_section(title: str, lines: Lines) -> None:
 def _print(text: str) -> None:
     if is_main():
         print(text, flush=True)
+
+
+def device_problem(job: Job) -> str | None:
+    """Return why the run cannot start on this machine's device; None where it can, and under a launcher."""
+    if job.processes > 1:
+        return None
+    try:
+        configure(job.recipe)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def check_functions(job: Job) -> None:

@@ -40,6 +40,7 @@ def train(recipe: Recipe, stop: StopRequest | None = None) -> None:
         run_until_stopped(lambda stop: train(recipe, stop))
         return
     if recipe.settings.dry_run:
+        check_output_dir(recipe)
         print_dry_run(configure(recipe, world_size()))
         return
     with process_group():
@@ -84,7 +85,16 @@ def launch_hint(job: Job) -> str | None:
 
 
 def claim_output_dir(recipe: Recipe) -> None:
-    """Check that the output directory is free for this run, or with `overwrite` move what is there aside.
+    """Check that the output directory is free for this run, and with `overwrite` move what is there aside."""
+    check_output_dir(recipe)
+    if recipe.settings.overwrite and is_main():
+        moved_to = move_previous_run(recipe.output_dir)
+        if moved_to is not None:
+            print(f"the earlier run in {shown(recipe.output_dir)} was moved to {shown(moved_to)}", flush=True)
+
+
+def check_output_dir(recipe: Recipe) -> None:
+    """Check that the output directory is free for this run; nothing is changed.
 
     A checkpoint that cannot be resumed from is an error here, before the teacher's cache is built.
 
@@ -93,21 +103,15 @@ def claim_output_dir(recipe: Recipe) -> None:
             directory is above the current one, or with `overwrite` that one itself.
     """
     output_dir = recipe.output_dir
-    check_not_around_us(output_dir, overwrite=recipe.settings.overwrite)
     overwrite = recipe.settings.overwrite
+    check_not_around_us(output_dir, overwrite=overwrite)
     requested = recipe.values.get("resume_from_checkpoint")
     if overwrite and requested is not None:
         raise ValueError("--overwrite starts anew and --resume_from_checkpoint continues: leave one of them out.")
     if requested is not None:
         check_complete(Path(str(resolve_checkpoint(output_dir, requested))), digests=False)
         return
-    if overwrite:
-        if is_main():
-            moved_to = move_previous_run(output_dir)
-            if moved_to is not None:
-                print(f"the earlier run in {shown(output_dir)} was moved to {shown(moved_to)}", flush=True)
-        return
-    problem = describe_existing_run(output_dir)
+    problem = None if overwrite else describe_existing_run(output_dir)
     if problem:
         raise ValueError(problem)
 

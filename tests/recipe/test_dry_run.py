@@ -5,6 +5,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
 
 from qsft.cli import main
 
@@ -83,3 +84,23 @@ def test_a_curation_is_not_run(local_words, tmp_path, monkeypatch, capsys):
     assert dry_run(RECIPE, *words) == 0
     assert "known after the curation" in capsys.readouterr().out
     assert not Path(tmp_path / "run").exists()
+
+
+def test_checkpoints_of_another_run_are_an_error_and_stay_where_they_are(local_words, tmp_path, capsys):
+    state = tmp_path / "run" / "checkpoint-2" / "trainer_state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{}")
+    words = local_words(target="sft", output_dir=tmp_path / "run")
+    assert dry_run(RECIPE, *words) == 2
+    assert "has checkpoints of another run" in capsys.readouterr().err
+    assert dry_run(RECIPE, *words, "--overwrite") == 0
+    assert state.is_file()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+def test_a_run_for_a_gpu_is_not_promised_without_one(local_words, tmp_path, capsys):
+    words = local_words(target="sft", output_dir=tmp_path / "run", use_cpu="false", bf16="true")
+    assert dry_run(RECIPE, *words) == 0
+    printed = capsys.readouterr().out
+    assert "Nothing was trained: this training is in bf16 on a GPU, and no GPU was found." in printed
+    assert "leave --dry_run out" not in printed

@@ -91,7 +91,8 @@ def test_anchored_targets_read_the_student_before_training_and_both_caches_stay(
         words = [*tiny.words, "--target", target, "--max_steps", "1", "--output_dir", str(tiny.folder / target)]
         train(read_recipe("numina_qwen_math_1p5b", words))
         capsys.readouterr()
-        train(read_recipe("numina_qwen_math_1p5b", [*words, "--dry_run"]))
+        words += ["--output_dir", str(tiny.folder / "next"), "--dry_run"]
+        train(read_recipe("numina_qwen_math_1p5b", words))
         line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  cache "))
         assert line.endswith("documents, complete")
         found[target] = Path(line.split()[1].rstrip(":"))

@@ -25,6 +25,7 @@ from qsft.recipe.memory import count_parameters
 from qsft.recipe.model_shapes import student_config
 from qsft.recipe.prepare import resolve_job_teacher, teacher_cache_path
 from qsft.redaction import redact
+from qsft.targets.table import formula
 from qsft.targets.view import IGNORED
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.format.encoding import bytes_per_label_token
@@ -154,7 +155,7 @@ def step_lines(job: Job, data: TrainingData) -> Lines:
 
 def teacher_lines(job: Job, data: TrainingData | None, tokenizer: PreTrainedTokenizerBase | None) -> Lines:
     """Yield the target and its teacher; a missing teacher and another tokenizer are errors, as in the real run."""
-    yield "target", job.target
+    yield "target", f"{job.args.target} ({formula(job.target)})"
     role = job.target.role or "teacher"
     resolved = resolve_job_teacher(job)
     if resolved is None:

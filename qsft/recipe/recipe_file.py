@@ -24,6 +24,7 @@ from qsft.targets.registry import DEFAULT_TARGET, TARGETS
 from qsft.validation import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
+TEACHER_KEYS = ("teacher", "teacher_model_name_or_path")
 MAX_VALUES = 10_000  # of a file with its aliases written out
 # What users of other libraries try, and difflib does not find.
 OTHER_NAMES = {
@@ -115,7 +116,7 @@ def read_recipe(
 
 
 def _drop_values_of_replaced(values: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove and return what the file sets for its own target or data set, where the command line names another."""
+    """Remove and return what the file sets for its own target, data set or teacher, where the options name another."""
     described: dict[str, tuple[str, ...]] = {"target": ("target_kwargs",)}
     if "dataset_name" in values:
         described["dataset_name"] = DATASET_KEYS
@@ -125,6 +126,9 @@ def _drop_values_of_replaced(values: dict[str, Any], given: Mapping[str, Any]) -
             for name in dependent:
                 if name in values:
                     dropped[name] = values.pop(name)
+    for key, other in (TEACHER_KEYS, TEACHER_KEYS[::-1]):  # two ways to name a teacher
+        if key in given and other not in given and other in values:
+            dropped[other] = values.pop(other)
     return dropped
 
 

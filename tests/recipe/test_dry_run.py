@@ -25,6 +25,7 @@ def test_the_demos_models_are_not_trained(monkeypatch, capsys):
     assert "rows used 5,120" in printed
     assert "optimizer steps 80" in printed
     assert "qsft.demo.recipe_functions:teacher_model" in printed
+    assert "target target_sft (γ = p_y, π̃ ∝ π_θ^0.5·π_T^0.5, scale = 1)" in printed
 
 
 @pytest.mark.parametrize("command", [["train", "--dry_run"], ["train"], ["cache", "build"], ["sweep", "--dry_run"]])

@@ -19,7 +19,7 @@ from trl import SFTConfig
 from qsft.cli import main
 from qsft.recipe.job import configure
 from qsft.recipe.keys import RecipeSettings, keys
-from qsft.recipe.prepare import PreparedJob
+from qsft.recipe.prepare import PreparedJob, prepare
 from qsft.recipe.recipe_cache import build_recipe_cache
 from qsft.recipe.recipe_file import packaged_recipes, read_recipe
 from qsft.recipe.run import train
@@ -100,6 +100,25 @@ def test_anchored_targets_read_the_student_before_training_and_both_caches_stay(
     assert found["asft"].is_relative_to(tiny.folder / "home")
     rows = [TeacherCache(found[target]).vocab_size for target in ("target_sft", "asft")]
     assert rows == [384, 320]  # the teacher's head and the student's
+
+
+@pytest.mark.parametrize("recipe", [None, "numina_qwen_math_1p5b"])
+def test_the_option_teacher_is_the_trainers_argument(recipe, tiny_files, local_words, tmp_path, monkeypatch):
+    """A model's path, the directory of a cache, or base, also where the recipe names another teacher."""
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path / "caches"))
+    words = local_words(dataset_name="numina", output_dir=tmp_path / "run", teacher_cache="null")
+    at = words.index("--teacher_model_name_or_path")
+    del words[at : at + 2]
+
+    def trainer(teacher):
+        return prepare(configure(read_recipe(recipe, [*words, "--teacher", str(teacher)]))).trainer()
+
+    named = trainer(tiny_files / "teacher")
+    assert named.cache.manifest.identity.teacher["name"] == str(tiny_files / "teacher")
+    assert trainer(named.cache.path).cache.path == named.cache.path
+    base = trainer("base")
+    assert base.resolved_teacher.source.is_base
+    assert base.cache.path != named.cache.path
 
 
 def python_main(recipe, words, monkeypatch):

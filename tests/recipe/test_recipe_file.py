@@ -156,6 +156,18 @@ def test_another_data_set_starts_from_its_own_defaults(recipe_file):
 
 
 @pytest.mark.parametrize(
+    ("in_file", "option"),
+    [("teacher_model_name_or_path", "teacher"), ("teacher", "teacher_model_name_or_path")],
+)
+def test_another_teacher_takes_the_place_of_the_files(in_file, option, recipe_file):
+    path = recipe_file(f"{in_file}: org/first\n")
+    recipe = read_recipe(path, [f"--{option}", "org/second"])
+    assert recipe.values == {option: "org/second"}
+    assert recipe.set_aside == {in_file: "org/first"}
+    assert read_recipe(path).values == {in_file: "org/first"}
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--lerning_rate", "1"], "--lerning_rate: 'lerning_rate' is not a key. Did you mean 'learning_rate'"),

@@ -30,9 +30,9 @@ qsft: supervised fine-tuning as target distribution design.
 
 FIRST_STEPS = """\
 first steps:
-  qsft demo                                    the paper's effect in minutes on a laptop CPU, no download
-  qsft targets                                 every published variant as a choice of (γ, π̃)
-  qsft train numina_qwen_math_1p5b --dry_run   what a recipe would do
+  qsft demo                                    the paper's effect in minutes on a laptop CPU, without a download
+  qsft targets                                 the named targets, each a choice of (γ, π̃)
+  qsft train numina_qwen_math_1p5b --dry_run   print what a recipe would do
 """
 
 

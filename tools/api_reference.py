@@ -22,8 +22,9 @@ WIDTH = 88  # columns of a signature before it is broken into lines
 
 INTRODUCTION = (
     "# API\n\n"
-    "Generated from the docstrings by `make docs`. The public names: `from qsft import …`. They are imported on first "
-    "use, so `import qsft` costs nothing; `qsft.__version__` is the version.\n"
+    "This page lists the public names of qsft. It is generated from the docstrings by `make docs`. Import a name with "
+    "`from qsft import …`. Names are imported on first use, so `import qsft` is fast. `qsft.__version__` is the "
+    "version.\n"
 )
 SECTIONS = {
     "Training": ["TargetSFTTrainer", "TargetSFTConfig", "TeacherCollator"],

@@ -15,9 +15,9 @@ WIDTH = "100"  # columns of the help texts, whatever the terminal
 
 INTRODUCTION = (
     "# Command line\n\n"
-    "Generated from the parsers by `make docs`. Commands that take a RECIPE also take every key of a recipe as an "
-    "option, with or without a recipe; `qsft train --keys` lists them, and `qsft train --keys PATTERN` those that "
-    "match.\n"
+    "This page has the help text of every command. It is generated from the parsers by `make docs`. Commands that take "
+    "a RECIPE also take every key of a recipe as an option, with or without a recipe. `qsft train --keys` lists all "
+    "keys, and `qsft train --keys PATTERN` lists those that contain PATTERN.\n"
 )
 
 

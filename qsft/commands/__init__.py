@@ -7,8 +7,8 @@ from typing import Any
 from qsft.validation import did_you_mean
 
 RECIPE_HELP = (
-    "RECIPE is a file, or the name of a recipe that comes with qsft; --key value replaces one of its keys. Without a "
-    "recipe give the keys alone: --model_name_or_path X --teacher Y --dataset_name my.jsonl."
+    "RECIPE is a file, or the name of a recipe that comes with qsft. --key value replaces one of its keys. Without a "
+    "recipe, give only keys: --model_name_or_path X --teacher Y --dataset_name my.jsonl."
 )
 
 

@@ -18,8 +18,8 @@ HELP = "build, describe, check, list or remove teacher caches"
 DESCRIPTION = "Build, describe, check, list or remove teacher caches."
 EXAMPLES = """\
 examples:
-  qsft cache build numina_qwen_math_1p5b                    the documents training will see, on this process
-  accelerate launch -m qsft cache build recipes/NAME.yaml   ... on all processes
+  qsft cache build numina_qwen_math_1p5b                    the documents that training reads, on this process
+  accelerate launch -m qsft cache build recipes/NAME.yaml   the same, on all processes
   qsft cache build --dataset_path DATA --teacher Qwen/Qwen2.5-Math-7B-Instruct --output_dir CACHE
   qsft cache info CACHE
   qsft cache info numina_qwen_math_1p5b                     the cache that training this recipe uses
@@ -31,16 +31,19 @@ examples:
 REQUIRED_WITHOUT_RECIPE = ("dataset_path", "teacher", "output_dir")
 # Options of a build without a recipe.
 BUILD_OPTIONS: dict[str, dict[str, Any]] = {
-    "dataset_path": {"help": "input_ids and labels: a save_to_disk directory, .parquet or .jsonl"},
+    "dataset_path": {"help": "data set with input_ids and labels: a save_to_disk directory, .parquet or .jsonl"},
     "teacher": {"metavar": "MODEL", "help": "path or Hub id of a causal LM or of a LoRA adapter"},
-    "output_dir": {"metavar": "DIR", "help": "the cache's directory"},
+    "output_dir": {"metavar": "DIR", "help": "directory of the cache"},
     "tokenizer": {"help": "the tokenizer of the data (default: the teacher's)"},
-    "top_k": {"type": int, "help": "slots per label token (default 64)"},
-    "cache_encoding": {"choices": ("exact", "compact"), "help": "277 or 223 bytes per label token at k = 64"},
-    "top_p": {"type": float, "help": "keep only the slots that hold this share of the mass"},
-    "min_k": {"type": int, "help": "... but at least this many (default 1)"},
-    "batch_tokens": {"type": int, "help": "tokens per forward, padding included (default 16384)"},
-    "dtype": {"help": "bfloat16, float32, ... (default: the teacher's own)"},
+    "top_k": {"type": int, "help": "number of tokens to store per label token (default 64)"},
+    "cache_encoding": {
+        "choices": ("exact", "compact"),
+        "help": "exact (277 bytes per label token at k = 64) or compact (223 bytes)",
+    },
+    "top_p": {"type": float, "help": "keep only the most likely tokens that together have this share of the mass"},
+    "min_k": {"type": int, "help": "minimum number of tokens to keep with top_p (default 1)"},
+    "batch_tokens": {"type": int, "help": "tokens per forward pass, including padding (default 16384)"},
+    "dtype": {"help": "dtype of the teacher: bfloat16, float32, ... (default: that of its checkpoint)"},
     "revision": {"help": "revision of the teacher on the Hub"},
 }
 
@@ -57,8 +60,9 @@ def add_options(parser: Any) -> None:
 def _add_build(actions: Any) -> None:
     build = actions.add_parser(
         "build",
-        help="run the teacher over a data set; continues what is there",
-        description="Build the cache of RECIPE (its keys may be replaced: --key value), or of a tokenized data set.",
+        help="run the teacher over a data set and store its log-probs",
+        description="Build the cache of a recipe, with any of its keys replaced, or of a tokenized data set. Documents "
+        "that are already in the cache are not computed again.",
         epilog=EXAMPLES,
     )
     add_recipe(build)
@@ -68,7 +72,7 @@ def _add_build(actions: Any) -> None:
 
 
 def _add_info(actions: Any) -> None:
-    info = actions.add_parser("info", help="what a cache holds, who made it, how large it is")
+    info = actions.add_parser("info", help="describe a cache: its teacher, content and size")
     _add_cache_or_recipe(info)
     info.set_defaults(run=run_info)
 
@@ -81,30 +85,36 @@ def _add_cache_or_recipe(parser: Any) -> None:
 
 def _add_verify(actions: Any) -> None:
     verify = actions.add_parser(
-        "verify", help="check every checksum and bound; with --teacher the values and their alignment"
+        "verify", help="check every checksum and bound, and with --teacher the values and their alignment"
     )
     _add_cache_or_recipe(verify)
     verify.add_argument(
         "--drop", action="store_true", help="remove damaged files; the next build computes their documents again"
     )
-    verify.add_argument("--teacher", metavar="MODEL", help="compute sampled documents again and compare")
+    verify.add_argument(
+        "--teacher", metavar="MODEL", help="teacher to compute sampled documents with again, to compare the values"
+    )
     verify.add_argument("--revision", help="revision of the teacher on the Hub")
-    verify.add_argument("--sample", type=int, default=64, metavar="N", help="documents to compute again (default 64)")
-    verify.add_argument("--tolerance", type=float, default=0.02, help="largest mean KL at shift 0 (default 0.02 nats)")
+    verify.add_argument(
+        "--sample", type=int, default=64, metavar="N", help="number of documents to compute again (default 64)"
+    )
+    verify.add_argument("--tolerance", type=float, default=0.02, help="maximum mean KL at shift 0 (default 0.02 nats)")
     verify.set_defaults(run=run_verify)
 
 
 def _add_list(actions: Any) -> None:
-    listing = actions.add_parser("list", help="the default caches: teacher, size, last use, data")
+    listing = actions.add_parser("list", help="list the default caches with teacher, size, last use and data")
     listing.add_argument("directory", metavar="DIR", nargs="?", help="another directory that holds caches")
     listing.set_defaults(run=run_list)
 
 
 def _add_prune(actions: Any) -> None:
-    prune = actions.add_parser("prune", help="remove default caches by age or name; asks first")
+    prune = actions.add_parser("prune", help="remove default caches by age or name, after a confirmation")
     prune.add_argument("directory", metavar="DIR", nargs="?", help="another directory that holds caches")
-    prune.add_argument("--older_than", type=float, metavar="DAYS", help="caches that were not used for so many days")
-    prune.add_argument("--name", metavar="TEXT", help="caches whose directory or teacher contains this text")
+    prune.add_argument(
+        "--older_than", type=float, metavar="DAYS", help="select caches that were not used for this many days"
+    )
+    prune.add_argument("--name", metavar="TEXT", help="select caches whose directory or teacher contains this text")
     prune.add_argument("--yes", action="store_true", help="remove without asking")
     prune.set_defaults(run=run_prune)
 

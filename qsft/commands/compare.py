@@ -4,27 +4,29 @@ import argparse
 
 from qsft.files import shown
 
-HELP = "compare evaluations: paired differences with intervals"
-DESCRIPTION = "Each run is compared with the first one, problem by problem."
+HELP = "compare evaluations by paired differences with intervals"
+DESCRIPTION = "Compare each run with the first one, problem by problem."
 EXAMPLES = """\
 examples:
   qsft compare runs/sft runs/target_sft              directories of trained models, or of their evaluations
-  qsft compare base runs/sft runs/target_sft         base: their student before training
+  qsft compare base runs/sft runs/target_sft         base is their student before training
   qsft compare runs/sft/_eval runs/dft/_eval
   qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target_sft --paper numina_qwen_math_1p5b
   qsft compare runs/sft runs/target_sft --paper published.json
 
---paper shows published numbers, in percent, and the lenient score. They are those of a recipe of the paper, which come
-with qsft, or of a file, under the names of tasks. Averages are recomputed. A run that a recipe trained is followed by
-the row that is published for its hyper-parameters:
+--paper shows published numbers in percent, and the lenient score. The numbers are those of a recipe of the paper, which
+are part of qsft, or those of a file. Averages are recomputed. Each run that a recipe trained is followed by the
+published row for its hyper-parameters. A file lists the numbers by task:
   {"rows": {"SFT": {"math500": 61.2, "aime24": 7.5}, "Target-SFT": {"math500": …}}}
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of an evaluation, or of a model that has one")
-    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to show")
-    parser.add_argument("--output_dir", default="comparison", help="where table and page are written (%(default)s)")
+    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to show beside the runs")
+    parser.add_argument(
+        "--output_dir", default="comparison", help="where the table and the page are written (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from qsft.commands import suggest_option
 from qsft.processes import is_main
 
-HELP = "rewrite, extend or choose demonstrations with a data-level method"
+HELP = "rewrite, extend or select demonstrations with a data-level method"
 USAGE = "qsft curate METHOD [RECIPE] --output_dir DIR [--dataset_name DATA --model MODEL] [--key value ...]"
 EXAMPLES = """\
 examples:
@@ -18,8 +18,8 @@ examples:
   qsft curate critical --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B --verifier checks:is_right \\
     --output_dir data/critical
   qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft
-  accelerate launch -m qsft curate rft numina_qwen_math_1p5b --output_dir data/rft    shared by several processes
-  qsft curate rft --help                                                              a method's settings
+  accelerate launch -m qsft curate rft numina_qwen_math_1p5b --output_dir data/rft    several processes share the work
+  qsft curate rft --help                                                              list the settings of a method
 """
 
 
@@ -28,8 +28,8 @@ def description() -> str:
 
     methods = "\n".join(f"  {name:<13} {method.title}" for name, method in all_methods().items())
     return (
-        f"Turn a data set into another one. A killed curation continues.\n\nmethods:\n{methods}\n\n"
-        "The data and the model are RECIPE's, with any of its keys replaced, or those given by options."
+        f"Make a new data set from an existing one. A killed curation continues.\n\nmethods:\n{methods}\n\n"
+        "The data and the model are those of RECIPE, with any of its keys replaced, or those given by options."
     )
 
 

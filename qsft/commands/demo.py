@@ -4,51 +4,61 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-HELP = "see the paper's effect in minutes on a CPU, no download"
+HELP = "show the paper's effect in minutes on a CPU, without a download"
 DESCRIPTION = (
-    "Pretrain a small base, tune a teacher, cache its top-k, fine-tune one model per target on noisy demonstrations "
-    "and measure them all, with qsft's own trainer, cache and evaluator. Base and teacher are kept in "
-    "$QSFT_HOME/demo (by default ~/.cache/qsft/demo)."
+    "Pretrain a small base model, tune a teacher, cache its top-k, fine-tune one model per target on noisy "
+    "demonstrations, and evaluate all models. The demo uses qsft's own trainer, cache and evaluator. The base model "
+    "and the teacher are kept in $QSFT_HOME/demo (by default ~/.cache/qsft/demo)."
 )
 EXAMPLES = """\
 examples:
   qsft demo                                        one seed, about three minutes on two cores
   qsft demo --seeds 3                              three seeds, with the spread over them
   qsft demo --noise 0                              clean demonstrations: SFT is as good
-  qsft demo --wrong_teacher                        a teacher that is sure and wrong: Target-SFT loses
-  qsft demo --wrong_teacher half                   ... and wrong in half of what it teaches
-  qsft demo --scenarios                            all of these side by side in one table
+  qsft demo --wrong_teacher                        a teacher that is confident and wrong: Target-SFT loses
+  qsft demo --wrong_teacher half                   a teacher that is wrong in half of what it teaches
+  qsft demo --scenarios                            all of these cases in one table
   qsft demo --targets sft target_sft:eta=0.2 dft:lr=1e-3   any targets of `qsft targets`
   qsft demo --methods rft,star,grape               data-level methods beside the targets
-  qsft demo --quick                                a few steps of everything, to see that it runs
+  qsft demo --quick                                a few steps of everything, to check that it runs
 """
 
 
 def add_options(parser: Any) -> None:
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="run N seeds (default: 1)")
-    parser.add_argument("--noise", type=float, metavar="P", help="probability of a slip per step (default: 0.25)")
+    parser.add_argument(
+        "--noise", type=float, metavar="P", help="probability of a mistake per step of a demonstration (default: 0.25)"
+    )
     parser.add_argument(
         "--wrong_teacher",
         nargs="?",
         choices=("wrong", "half"),
         default="right",
         const="wrong",
-        help="the teacher is sure of wrong products; half: of half of them",
+        help="use a teacher that is confident and wrong; with half, it is wrong in half of the facts",
     )
     parser.add_argument(
         "--scenarios",
         action="store_true",
-        help="right, wrong and half-wrong teacher and clean data, in one table",
+        help="compare a right, a wrong and a half-wrong teacher and clean data in one table",
     )
     parser.add_argument(
         "--targets", nargs="+", metavar="TARGET[:KEY=VALUE,…]", help="targets to compare; lr=… sets the learning rate"
     )
     parser.add_argument(
-        "--methods", nargs="+", default=[], metavar="NAME", help="rft, star, grape, critical: see `qsft curate`"
+        "--methods",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="data-level methods to compare: rft, star, grape, critical (see `qsft curate`)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; on a busy machine 1 may be fastest")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/demo"), help="(default: runs/demo)")
-    parser.add_argument("--quick", action="store_true", help="a few steps of everything: a smoke test")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="number of CPU threads; on a busy machine 1 may be fastest"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("runs/demo"), help="where results are written (default: runs/demo)"
+    )
+    parser.add_argument("--quick", action="store_true", help="run only a few steps of everything, as a smoke test")
 
 
 def run(args: argparse.Namespace) -> None:

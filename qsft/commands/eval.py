@@ -9,31 +9,31 @@ from qsft.files import shown
 from qsft.processes import Group, is_main
 from qsft.validation import did_you_mean
 
-HELP = "evaluate a model: Average@n with intervals, resumable"
+HELP = "evaluate a model, with Average@n and intervals"
 EXAMPLES = """\
 examples:
   qsft eval runs/numina_qwen_math_1p5b-target_sft --tasks math
   qsft eval numina_qwen_math_1p5b                          the recipe's trained model on the recipe's tasks
   qsft eval numina_qwen_math_1p5b --target dft             the model that the recipe trained with another target
-  qsft eval --model_name_or_path X --dataset_name my.jsonl the model that `qsft train` made of the same options
+  qsft eval --model_name_or_path X --dataset_name my.jsonl the model that `qsft train` trained with these options
   qsft eval Qwen/Qwen2.5-1.5B --tasks medical --protocol li-medical
   qsft eval runs/mine --tasks questions.jsonl --num_samples 4
                                                            a task of your own: one {"problem", "answer"} per line
-  qsft eval runs/mine --tasks aime24 --data_dir data       rows from data/aime24.jsonl instead of the hub
-  qsft eval runs/mine --rescore                            grade again what was generated; needs no model
-  accelerate launch -m qsft eval runs/mine --tasks math    the work shared by several processes, each with its GPU
+  qsft eval runs/mine --tasks aime24 --data_dir data       problems from data/aime24.jsonl instead of the Hub
+  qsft eval runs/mine --rescore                            grade existing responses again, without a model
+  accelerate launch -m qsft eval runs/mine --tasks math    several processes share the work, each with its GPU
   qsft eval runs/mine --backend vllm --engine gpu_memory_utilization=0.8 enforce_eager=true
 """
 
 # Options that replace a single setting of the protocol.
 PROTOCOL_OPTIONS: dict[str, tuple[type, str]] = {
     "num_samples": (int, "responses per problem"),
-    "temperature": (float, "0 is greedy"),
-    "top_p": (float, "keep the most likely tokens of this probability mass"),
-    "top_k": (int, "keep this many tokens; 0 keeps all"),
-    "max_new_tokens": (int, "longest response"),
+    "temperature": (float, "sampling temperature; 0 is greedy"),
+    "top_p": (float, "sample from the most likely tokens that together have this probability"),
+    "top_k": (int, "sample from this many most likely tokens; 0 is all tokens"),
+    "max_new_tokens": (int, "maximum length of a response"),
     "seed": (int, "seed of all samples"),
-    "prompt": (str, "boxed, question, qwen-math, plain, plain-boxed"),
+    "prompt": (str, "prompt format: boxed, question, qwen-math, plain or plain-boxed"),
     "rule": (str, "how multiple choice is read: boxed, li or m1"),
 }
 # Options that are arguments of `evaluate` under the same name.
@@ -54,11 +54,12 @@ def description() -> str:
 
     protocols = "\n".join(f"  {name:<21} {title}" for name, title in PROTOCOL_TITLES.items())
     return (
-        "Sample, grade and report. A killed evaluation continues; other settings than the existing ones are an error."
-        "\n\nMODEL is the directory of a model or LoRA adapter, or a hub id. RECIPE is a file or a name: the model it "
-        "trained is evaluated; --key value replaces a key of it, as for `qsft train`. Without either, "
-        "--model_name_or_path names the model; with --dataset_name the keys describe a training, and the model that "
-        "`qsft train` made of them is evaluated."
+        "Sample responses, grade them and write a report. A killed evaluation continues. It is an error if the "
+        "settings differ from those of existing results.\n\nMODEL is the directory of a model or LoRA adapter, or a "
+        "Hub id. RECIPE is a file or the name of a recipe, and the model that it trained is evaluated. --key value "
+        "replaces one of its keys, as for `qsft train`. Without MODEL and RECIPE, --model_name_or_path names the "
+        "model. If --dataset_name is also given, the keys describe a training, and the model that `qsft train` "
+        "trained with these keys is evaluated."
         f"\n\nprotocols:\n{protocols}"
     )
 
@@ -70,30 +71,42 @@ def add_options(parser: Any) -> None:
     parser.usage = "qsft eval MODEL|RECIPE [options] [--key value ...]"
     # args.recipe is the model or recipe, args.overrides are keys of a recipe
     parser.set_defaults(takes_recipe=True, parser=parser)
-    parser.add_argument("--tasks", help="math, medical, names, or JSONL files, comma-separated (default: math)")
+    parser.add_argument(
+        "--tasks", help="math, medical, names of tasks, or JSONL files, comma-separated (default: math)"
+    )
     parser.add_argument("--protocol", help="one of the above (default: paper-math; for multiple choice li-medical)")
     for name, (kind, text) in PROTOCOL_OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind, help=text)
     parser.add_argument("--stop", nargs="*", help="strings that end a response")
     parser.add_argument("--data_dir", help="directory of local <task>.jsonl files")
     parser.add_argument(
-        "--output_dir", help="where the evaluation is written (default: MODEL/_eval, or evals/NAME for a hub id)"
+        "--output_dir", help="where the evaluation is written (default: MODEL/_eval, or evals/NAME for a Hub id)"
     )
-    parser.add_argument("--limit", type=int, help="only the first so many problems of each task")
-    parser.add_argument("--backend", default="auto", help="auto, transformers or vllm")
+    parser.add_argument("--limit", type=int, help="evaluate only this many problems of each task, the first ones")
+    parser.add_argument("--backend", default="auto", help="auto, transformers or vllm (default: auto)")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, … (default: bfloat16 on a GPU)")
-    parser.add_argument("--batch_size", type=int, help="sequences at once (default: what memory allows)")
-    parser.add_argument("--tensor_parallel_size", type=int, default=1, help="GPUs that vLLM spreads one model over")
     parser.add_argument(
-        "--engine", nargs="+", metavar="KEY=VALUE", help="further arguments of vLLM's engine (enforce_eager=true …)"
+        "--batch_size", type=int, help="number of sequences per batch (default: as many as memory allows)"
+    )
+    parser.add_argument("--tensor_parallel_size", type=int, default=1, help="number of GPUs for one model with vLLM")
+    parser.add_argument(
+        "--engine",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="further arguments of vLLM's engine, such as enforce_eager=true",
     )
     parser.add_argument(
-        "--no_request_seeds", dest="seed_requests", action="store_false", help="vLLM: faster, but not repeatable"
+        "--no_request_seeds",
+        dest="seed_requests",
+        action="store_false",
+        help="do not seed each sample with vLLM: faster, but not repeatable",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="move earlier results of these tasks aside and start again"
     )
-    parser.add_argument("--rescore", action="store_true", help="only grade and report what was generated before")
+    parser.add_argument(
+        "--rescore", action="store_true", help="only grade existing responses and report, without a model"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

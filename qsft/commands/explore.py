@@ -7,14 +7,14 @@ from typing import Any
 from qsft.commands import add_recipe, read_given_recipe
 from qsft.files import shown, write_json
 
-HELP = "pages as HTML files: targets, tokens, alignment, run curves"
-DESCRIPTION = "Make a page: one HTML file that works offline."
+HELP = "make HTML pages about targets, tokens, alignment and runs"
+DESCRIPTION = "Make a page as one HTML file, which works offline."
 EXAMPLES = """\
 examples:
-  qsft explore targets                                                every target with sliders
+  qsft explore targets                                                every method with sliders
   qsft explore tokens numina_qwen_math_1p5b --num_documents 20        documents of a recipe, token by token
-  qsft explore tokens --model_name_or_path out --teacher_cache CACHE  documents that the cache keeps
-  qsft explore tokens RECIPE --target kd_hybrid --c 0.5               as another target sees them
+  qsft explore tokens --model_name_or_path out --teacher_cache CACHE  sample documents of the cache
+  qsft explore tokens RECIPE --target kd_hybrid --c 0.5               the same with another target
   qsft explore alignment --model_name_or_path X --teacher Y --dataset_name my.jsonl
   qsft explore run out/sft out/target_sft                             training curves in one figure
 """
@@ -22,20 +22,28 @@ examples:
 
 def add_options(parser: Any) -> None:
     pages = parser.add_subparsers(title="pages", metavar="PAGE")
-    _add_page(pages, "targets", "every target with sliders: loss, gradient, Q, where training goes", run_targets)
+    _add_page(pages, "targets", "loss, gradient and target Q of every method, with sliders", run_targets)
     tokens = _add_page(pages, "tokens", "documents colored token by token", run_tokens)
     _add_document_options(tokens, num_documents=20)
     alignment_help = "where teacher and student disagree, and whether the teacher is calibrated on your labels"
     alignment = _add_page(pages, "alignment", alignment_help, run_alignment)
     _add_document_options(alignment, num_documents=200)
-    alignment.add_argument("--high", type=float, default=0.5, metavar="P", help="likely from P on (default: 0.5)")
+    alignment.add_argument(
+        "--high",
+        type=float,
+        default=0.5,
+        metavar="P",
+        help="probability from which a token counts as likely (default: 0.5)",
+    )
     curves = _add_page(pages, "run", "training curves of one or several runs", run_run)
-    curves.add_argument("directories", nargs="+", metavar="OUTPUT_DIR")
+    curves.add_argument("directories", nargs="+", metavar="OUTPUT_DIR", help="directory of a training run")
 
 
 def _add_page(pages: Any, name: str, text: str, run: Any) -> Any:
     parser = pages.add_parser(name, help=text, description=f"Show {text}.", epilog=EXAMPLES)
-    parser.add_argument("--output_file", default=f"{name}.html", metavar="FILE", help="(default: %(default)s)")
+    parser.add_argument(
+        "--output_file", default=f"{name}.html", metavar="FILE", help="page to write (default: %(default)s)"
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -47,10 +55,10 @@ def _add_document_options(parser: Any, num_documents: int) -> None:
         type=int,
         default=num_documents,
         metavar="N",
-        help="documents, sampled at random (default: %(default)s)",
+        help="number of documents, sampled at random (default: %(default)s)",
     )
-    parser.add_argument("--draw_seed", type=int, default=0, help="seed of the draw (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON as well")
+    parser.add_argument("--draw_seed", type=int, default=0, help="seed of the random sample (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers as JSON to this file")
 
 
 def run_targets(args: argparse.Namespace) -> None:

@@ -4,11 +4,11 @@ import argparse
 
 from qsft.commands import add_recipe, read_given_recipe
 
-HELP = "documents, cache size, steps, hours, memory per GPU of a recipe"
+HELP = "estimate documents, cache size, steps, hours and memory per GPU of a recipe"
 DESCRIPTION = (
-    "Print what a recipe needs: documents, cache, steps, and memory per GPU by part and strategy; with tokens per "
-    "second also the hours. Only metadata is read: the configuration of the model, the size of the data set and a few "
-    "rows of a local one."
+    "Print the documents, the cache size, the steps and the memory per GPU of a recipe. The memory is listed by part "
+    "and strategy. With tokens per second, the hours are printed too. Only metadata is read: the configuration of the "
+    "model, the size of the data set, and a few rows of a local data set."
 )
 EXAMPLES = """\
 examples:
@@ -21,19 +21,20 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    parser.add_argument("--gpus", type=int, metavar="N", default=1, help="GPUs over all machines (default: 1)")
-    parser.add_argument("--gpu_memory", type=float, metavar="GB", default=80.0, help="of one GPU (default: 80)")
+    parser.add_argument("--gpus", type=int, metavar="N", default=1, help="number of GPUs on all machines (default: 1)")
+    parser.add_argument("--gpu_memory", type=float, metavar="GB", default=80.0, help="memory of one GPU (default: 80)")
     parser.add_argument(
         "--train_tokens_per_second",
         type=float,
         metavar="N",
-        help="of training on all GPUs, measured (num_tokens of the log per second) or assumed: prints hours per epoch",
+        help="tokens per second of training on all GPUs, measured (num_tokens of the log) or assumed; prints the hours "
+        "per epoch",
     )
     parser.add_argument(
         "--capture_tokens_per_second",
         type=float,
         metavar="N",
-        help="label tokens of a capture on all GPUs, as its progress line shows: prints the hours of the capture",
+        help="label tokens per second of a capture on all GPUs, as in its progress line; prints the hours of a capture",
     )
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from qsft.files import shown
 
-HELP = "one table of all evaluated runs: settings × methods, beside the paper's"
+HELP = "make one table of all evaluated runs, beside the paper's numbers"
 DESCRIPTION = (
-    "Collect every evaluated run, group the runs by setting and show averages with intervals beside the published "
-    "ones. Missing cells are listed with the command that fills them."
+    "Collect every evaluated run, group the runs by setting, and show averages with intervals beside the published "
+    "averages. Missing cells are listed with the command that fills them."
 )
 EXAMPLES = """\
 examples:
@@ -18,8 +18,16 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directories", metavar="DIR", nargs="*", type=Path, help="(default: runs, sweeps and evals)")
-    parser.add_argument("--output_dir", default="report", type=Path, help="where it is written (default: %(default)s)")
+    parser.add_argument(
+        "directories",
+        metavar="DIR",
+        nargs="*",
+        type=Path,
+        help="directories to search (default: runs, sweeps and evals)",
+    )
+    parser.add_argument(
+        "--output_dir", default="report", type=Path, help="where the report is written (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 from qsft.commands import add_recipe, check_given, given_options
 from qsft.files import shown
 
-HELP = "train and evaluate a grid of targets, compare them"
+HELP = "train, evaluate and compare a grid of targets"
 DESCRIPTION = (
-    "Several trainings, an evaluation of each, one comparison with the first. A hyper-parameter is varied for the "
-    "targets that have it; `base` is the student before training, evaluated once for all sweeps. The paper's numbers "
-    "are shown beside. A killed sweep continues where it was."
+    "Train and evaluate several runs, and compare them with the first one. A hyper-parameter is varied for the targets "
+    "that have it. `base` is the student before training, which is evaluated once for all sweeps. The paper's numbers "
+    "are shown beside the results. A killed sweep continues where it stopped."
 )
 EXAMPLES = """\
 examples:
@@ -25,10 +25,18 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    parser.add_argument("--grid", nargs="+", required=True, metavar="NAME=V,V", help="target=… and hyper-parameters")
+    parser.add_argument(
+        "--grid",
+        nargs="+",
+        required=True,
+        metavar="NAME=V,V",
+        help="values to combine: targets (target=…) and hyper-parameters",
+    )
     parser.add_argument("--eval", default="", metavar="OPTIONS", help='options of `qsft eval`, quoted: "--limit 100"')
-    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to show (default: RECIPE's)")
-    parser.add_argument("--output_dir", help="where the runs go (default: sweeps/RECIPE; without a recipe sweeps/run)")
+    parser.add_argument("--paper", metavar="RECIPE|FILE", help="published numbers to show (default: those of RECIPE)")
+    parser.add_argument(
+        "--output_dir", help="directory of the runs (default: sweeps/RECIPE, or sweeps/run without a recipe)"
+    )
     parser.add_argument(
         "--overwrite",
         action="store_true",

@@ -3,11 +3,11 @@
 import argparse
 import textwrap
 
-HELP = "every published variant as a choice of (γ, π̃)"
+HELP = "list the named targets, each a choice of (γ, π̃)"
 DESCRIPTION = "List the named targets, or describe one of them."
 EXAMPLES = """\
 examples:
-  qsft targets               names, what they need, one sentence each
+  qsft targets               every target with what it needs and a short description
   qsft targets target_sft    formula, hyper-parameters and reference of one target
   qsft targets --markdown    the table as Markdown
 """
@@ -15,8 +15,8 @@ WIDTH = 80
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="a target, to see it in full")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown")
+    parser.add_argument("name", nargs="?", help="the target to describe")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from qsft.commands import add_recipe, read_given_recipe
 if TYPE_CHECKING:
     from qsft.recipe.stopping import StopRequest
 
-HELP = "train a recipe: data, teacher cache, training"
+HELP = "train a recipe, and build its teacher cache first"
 EXAMPLES = """\
 examples:
   qsft train numina_qwen_math_1p5b --dry_run              what the packaged recipe would do here
@@ -24,10 +24,10 @@ def description() -> str:
     from qsft.recipe.key_help import describe_own_keys
 
     return (
-        "Train RECIPE with any of its keys replaced, or a training given by options alone.\n\n"
+        "Train a recipe, with any of its keys replaced, or a training that is given by options alone.\n\n"
         f"{describe_own_keys()}\n\n"
         "Every key of TRL's SFTConfig and ModelConfig is an option as well (--learning_rate, --max_length, --use_peft, "
-        "...): `qsft train --keys` lists all of them, `qsft train --keys PATTERN` those that contain a text."
+        "...). `qsft train --keys` lists all keys. `qsft train --keys PATTERN` lists those that contain PATTERN."
     )
 
 
@@ -39,10 +39,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerate_config",
         metavar="NAME|FILE",
-        help="run on several processes with accelerate: ddp, fsdp2, zero2, zero3, cpu, or a configuration file; "
-        "--num_processes and the launcher's other options go with it",
+        help="run on several processes with accelerate: ddp, fsdp2, zero2, zero3, cpu, or a configuration file. "
+        "Options of the launcher, such as --num_processes, can be added",
     )
-    parser.add_argument("--keys", nargs="?", const="", metavar="PATTERN", help="list keys with defaults and help")
+    parser.add_argument(
+        "--keys", nargs="?", const="", metavar="PATTERN", help="list the keys with their defaults and help texts"
+    )
 
 
 def run(args: argparse.Namespace) -> int | None:

@@ -23,9 +23,9 @@ GREEDY = "greedy"
 class CriticalSettings:
     """Settings of the search for critical tokens."""
 
-    of: str = setting(GREEDY, "whose tokens: greedy (the model's own response) or demonstration")
-    alternatives: int = setting(3, "other likely tokens tried at each position")
-    max_new_tokens: int = setting(1024, "longest response; one that is cut off is not correct")
+    of: str = setting(GREEDY, "response whose tokens are marked: greedy (the model's own) or demonstration")
+    alternatives: int = setting(3, "number of other likely tokens that are tried at each position")
+    max_new_tokens: int = setting(1024, "maximum length of a response; a response that is cut off is not correct")
     batch_size: int = setting(64, "branches decoded at once")
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class CriticalSettings:
 
 
 @register(
-    title="Marks the critical tokens of correct responses, in the column that the target cft reads.",
+    title="Marks the critical tokens of correct responses in the column that the target cft reads.",
     reference="Critical Token Fine-Tuning, 2025",
     settings=CriticalSettings,
     needs=[Need.VERIFIER, Need.WEIGHTS],

@@ -28,13 +28,13 @@ SEQUENCE = "sequence"
 class GrapeSettings:
     """Settings of GRAPE."""
 
-    columns: str = setting("", "columns with candidates, comma-separated: text, or lists of texts")
+    columns: str = setting("", "columns with candidates, comma-separated; each contains texts or lists of texts")
     datasets: str = setting("", "further data sets with responses to the same prompts, comma-separated")
     originals: bool = setting(True, "whether the demonstration is a candidate too")
     likelihood: str = setting(
         PER_TOKEN,
-        "what is compared: per_token (the mean log-probability per token) or sequence (of the whole response, as "
-        "published; it prefers short ones)",
+        "how candidates are compared: per_token (mean log-probability per token) or sequence (log-probability of the "
+        "whole response, as published, which prefers short responses)",
     )
     batch_size: int = setting(8, "candidates of one prompt that are scored at once")
 

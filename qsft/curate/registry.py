@@ -132,7 +132,7 @@ class SamplingSettings:
     num_samples: int = setting(1, "responses per prompt")
     temperature: float = setting(0.7, "sampling temperature; 0 is greedy")
     top_p: float = setting(1.0, "sample from the most likely tokens that together have this probability")
-    max_new_tokens: int = setting(2048, "longest response; one that is cut off is never kept")
+    max_new_tokens: int = setting(2048, "maximum length of a response; a response that is cut off is never kept")
     seed: int = setting(0, "seed of all samples")
 
     def sampling(self) -> "Sampling":
@@ -153,20 +153,18 @@ class Options:
 
     gold: str | None = setting(
         None,
-        "column of the gold answer; boxed: the demonstration's last \\boxed{}; module:function(row) → answer (default: "
-        "the usual names)",
+        "column of the gold answer, boxed (the demonstration's last \\boxed{}), or module:function(row) → answer "
+        "(default: a column with one of the usual names)",
     )
     verifier: str | None = setting(None, "module:function(response, row) → bool, instead of qsft.grade")
-    question_column: str | None = setting(
-        None, "column of the question, where the data set is in none of TRL's formats"
-    )
-    response_column: str | None = setting(None, "column of the response, likewise")
-    limit: int | None = setting(None, "use only this many rows, the first ones")
+    question_column: str | None = setting(None, "column of the question, if the data set has none of TRL's formats")
+    response_column: str | None = setting(None, "column of the response, if the data set has none of TRL's formats")
+    limit: int | None = setting(None, "number of rows to use, the first ones (default: all)")
     backend: str = setting("auto", "auto, transformers or vllm")
     dtype: str = setting("auto", "float32, bfloat16, …; auto is bfloat16 on a GPU")
     sampling_batch_size: int | None = setting(None, "responses sampled at once (default: what memory allows)")
-    tensor_parallel_size: int = setting(1, "GPUs that vLLM spreads one model over")
-    overwrite: bool = setting(False, "move what an earlier curation left in the directory aside and start again")
+    tensor_parallel_size: int = setting(1, "number of GPUs for one model with vLLM")
+    overwrite: bool = setting(False, "move the files of an earlier curation aside and start again")
 
     def __post_init__(self) -> None:
         if self.limit is not None:

@@ -18,7 +18,7 @@ class RftSettings(SamplingSettings):
     """Settings of RFT."""
 
     num_samples: int = setting(8, "responses per problem")
-    keep: int = setting(4, "keep at most this many per problem, the most different ones")
+    keep: int = setting(4, "maximum number of responses per problem; the most different ones are kept")
     originals: bool = setting(True, "whether the demonstrations stay in the data set")
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ _REFUSAL = re.compile(
 class SelfDistillSettings(SamplingSettings):
     """Settings of self-distillation."""
 
-    num_samples: int = setting(1, "attempts per demonstration; the first that verifies is kept")
+    num_samples: int = setting(1, "attempts per demonstration; the first correct one is kept")
     template: str = setting(TEMPLATE, "prompt of a rewriting, with {question}, {response} and, optionally, {gold}")
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class SelfDistillSettings(SamplingSettings):
 
 
 @register(
-    title="Rewrites each demonstration in the model's own words; keeps the original where that fails.",
+    title="Rewrites each demonstration in the model's own words, and keeps the original where that fails.",
     reference="Yang et al. 2024",
     settings=SelfDistillSettings,
     needs=[Need.VERIFIER],

@@ -21,15 +21,16 @@ class StarSettings(SamplingSettings):
     """Settings of STaR."""
 
     num_samples: int = setting(
-        1, "attempts per problem, without and again with the hint; the first correct one is kept"
+        1, "attempts per problem, first without and then with the hint; the first correct one is kept"
     )
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy")
-    rounds: int = setting(1, "rounds of sampling; the model is trained between two")
+    rounds: int = setting(1, "rounds of sampling; the model is trained between rounds")
     start: str = setting(
-        INITIAL_MODEL, "what each round trains: base (the initial model) or last (the model of the round before)"
+        INITIAL_MODEL, "model that each round trains: base (the initial model) or last (the model of the round before)"
     )
     hint: str = setting(
-        "{question}\n(Hint: the answer is {gold}.)", "the question of a second attempt; it is never in the data set"
+        "{question}\n(Hint: the answer is {gold}.)",
+        "question with the hint, for a second attempt; it is never in the data set",
     )
 
     def __post_init__(self) -> None:
@@ -39,7 +40,7 @@ class StarSettings(SamplingSettings):
 
 
 @register(
-    title="Replaces the demonstrations by the model's correct rationales, with a hint where it fails.",
+    title="Replaces the demonstrations by the model's correct rationales. Where the model fails, it gets a hint.",
     reference="Zelikman et al. 2022",
     settings=StarSettings,
     needs=[Need.VERIFIER, Need.GOLD, Need.TRAINING],

@@ -27,25 +27,37 @@ class DataSettings:
 
     dataset_name: str | None = key(
         None,
-        "numina, openr1, m23k; the hub id or path of any data set in one of TRL's formats; or module:function, which "
-        "is called with the seed and returns a Dataset.",
+        "One of numina, openr1 and m23k, the Hub id or path of a data set in one of TRL's formats, or module:function. "
+        "The function is called with the seed and returns a Dataset.",
     )
-    dataset_config: str | None = key(None, "Configuration name of a hub data set.")
+    dataset_config: str | None = key(None, "Configuration name of a Hub data set.")
     dataset_train_split: str = key("train", "Split to train on.")
-    dataset_revision: str | None = key(None, "Commit, tag or branch of a hub data set.")
-    data_dir: str | None = key(None, "Local file or directory with the columns of `dataset_name`, instead of the hub.")
-    question_column: str | None = key(None, "Column of the question in a data set of your own; with response_column.")
-    response_column: str | None = key(None, "Column of the response, likewise.")
+    dataset_revision: str | None = key(None, "Commit, tag or branch of a Hub data set.")
+    data_dir: str | None = key(
+        None, "Local file or directory to read instead of the Hub, with the columns of `dataset_name`."
+    )
+    question_column: str | None = key(
+        None, "Column of the question in a data set of your own. Requires response_column."
+    )
+    response_column: str | None = key(
+        None, "Column of the response in a data set of your own. Requires question_column."
+    )
     prompt: str = key(
         "question",
-        "question: the question alone, in the tokenizer's own template; boxed: a system turn and the instruction to "
-        "put the answer within \\boxed{}; qwen-math: the instruction as the system turn.",
+        "How the question is asked. question: the question alone, in the tokenizer's own template. boxed: a system "
+        "turn and the instruction to put the answer within \\boxed{}. qwen-math: the instruction as the system turn.",
         choices=CONVERSATIONS,
     )
-    response: str | None = key(None, "m23k: distilled (the final answer's text) or reasoning (with the reasoning).")
-    max_row_tokens: int | None = key(None, "Keep only rows of fewer tokens than this (default: keep all and truncate).")
-    sample_rows: int | None = key(None, "Train on this many rows, the first of the shuffled data set (default: all).")
-    sample_seed: int = key(42, "Seed of the shuffle that `sample_rows` draws from.")
+    response: str | None = key(
+        None, "The response of m23k: distilled (only the final answer's text) or reasoning (with the reasoning)."
+    )
+    max_row_tokens: int | None = key(
+        None, "Keep only rows with fewer tokens than this (default: keep all and truncate)."
+    )
+    sample_rows: int | None = key(
+        None, "Number of rows to train on, from the start of the shuffled data set (default: all)."
+    )
+    sample_seed: int = key(42, "Seed of the shuffle before `sample_rows` selects rows.")
 
 
 CURATED_MANIFEST = "manifest.json"  # in a directory that `qsft curate` wrote

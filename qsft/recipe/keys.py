@@ -37,32 +37,35 @@ class RecipeSettings(DataSettings):
 
     teacher: str | None = key(
         None,
-        "As Python's `teacher=`: a model id or path, the directory of a cache, or base: the student itself.",
+        "The same as `teacher=` in Python: a model id or path, the directory of a cache, or `base` for the student "
+        "before training.",
     )
     curate: dict[str, Any] | None = key(  # noqa: RUF009
         None,
-        'Train on what a data-level method makes of the data: {"method": "rft"}, with the settings of '
-        "`qsft curate METHOD --help`; `output_dir` is where it is kept (default: _curated in the run's directory).",
+        'Change the data with a data-level method and train on the result: {"method": "rft"}, with the settings of '
+        "`qsft curate METHOD --help`. The result is stored in its `output_dir` (default: _curated in the run's "
+        "directory).",
     )
     gold: str | None = key(None, "How `qsft curate` finds the gold answer: a column, `boxed`, or module:function(row).")
     verifier: str | None = key(None, "How `qsft curate` verifies a response: module:function(response, row).")
     global_batch_size: int | None = key(
         None,
-        "Sequences per optimizer step over all processes. per_device_train_batch_size becomes at most the share of one "
-        "process, gradient_accumulation_steps the rest; examples are cut to a multiple of it.",
+        "Sequences per optimizer step over all processes. per_device_train_batch_size is reduced to the share of one "
+        "process if it is larger, and gradient_accumulation_steps is computed. The number of examples is rounded down "
+        "to a multiple of the global batch size.",
     )
     launch: str | None = key(
-        None, "The launch configuration that the recipe is made for, such as fsdp2; a start on one GPU prints it."
+        None, "The launch configuration that the recipe is made for, such as fsdp2. A start on one GPU prints it."
     )
-    dataset_test_split: str | None = key(None, "Split to report the loss on (with eval_strategy).")
-    eval_tasks: str | None = key(None, "What `qsft eval RECIPE` measures: math, medical, or names of tasks.")
-    eval_protocol: str | None = key(None, "How `qsft eval RECIPE` samples and grades, such as paper-math.")
+    dataset_test_split: str | None = key(None, "Split on which the loss is reported (with eval_strategy).")
+    eval_tasks: str | None = key(None, "Tasks of `qsft eval RECIPE`: math, medical, or names of tasks.")
+    eval_protocol: str | None = key(
+        None, "Protocol of `qsft eval RECIPE`, which defines how it samples and grades, such as paper-math."
+    )
     target_protocols: dict[str, str] | None = key(  # noqa: RUF009
-        None, 'Targets that are evaluated otherwise than by eval_protocol: {"target_sft": "paper-math"}.'
+        None, 'Protocols of targets that are not evaluated with eval_protocol: {"target_sft": "paper-math"}.'
     )
-    overwrite: bool = key(
-        False, "Start anew where a run exists: the earlier run is moved to OUTPUT_DIR.previous, beside it."
-    )
+    overwrite: bool = key(False, "Start again where a run exists. The earlier run is moved to OUTPUT_DIR.previous.")
     dry_run: bool = key(False, "Run every check that needs no weights, print what the recipe would do, and stop.")
 
 

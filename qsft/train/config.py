@@ -40,8 +40,8 @@ class TargetSFTConfig(SFTConfig):
     """Settings of `TargetSFTTrainer`: every field of `SFTConfig`, and the fields below.
 
     A target that reads a teacher needs one of `teacher_cache`, `teacher_model_name_or_path` or the trainer's argument
-    `teacher`. Targets that anchor (sft_kl, asft, iw_sft) read `reference_model_name_or_path` instead. An existing cache
-    knows its own top-k, encoding and teacher: they need not be repeated here, and must agree where they are.
+    `teacher`. The targets sft_kl, asft and iw_sft read `reference_model_name_or_path` instead. An existing cache
+    stores its own top-k, encoding and teacher. They need not be repeated here. If they are, they must agree.
     """
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "target_kwargs", "teacher_model_init_kwargs"]  # noqa: RUF012
@@ -53,79 +53,85 @@ class TargetSFTConfig(SFTConfig):
     )
     loss_normalization: str = option(
         "tokens",
-        "`tokens`: the mean over the label tokens of the whole optimizer step, all processes together. "
-        "`micro_batch_mean`: the mean per micro-batch, then over micro-batches and processes.",
+        "How the loss is averaged. `tokens`: over the label tokens of the whole optimizer step on all processes. "
+        "`micro_batch_mean`: first per micro-batch, then over micro-batches and processes.",
         choices=("tokens", "micro_batch_mean"),
     )
     head_kernel: str = option(
         "auto",
-        "How the fused head computes: `torch`, `triton`, or `auto`: triton on a GPU that has it, where the target "
-        "reads logits only at the label and at the teacher's tokens.",
+        "How the fused head computes: `torch`, `triton` or `auto`. `auto` uses triton on a GPU if it is installed and "
+        "the target reads logits only at the label and at the teacher's tokens.",
         choices=("auto", "torch", "triton"),
     )
     head_tile_mib: float | None = option(
         None,
-        "The most memory for the head's tile of logits, in MiB. Default: 512 tokens at a time on a CPU; on a GPU 512 "
-        "MiB, or as much as the gradient of the head's weight. A smaller tile needs less memory and more time; results "
-        "agree to rounding.",
+        "Maximum memory for the head's tile of logits, in MiB. Default: 512 tokens at a time on a CPU; on a GPU 512 "
+        "MiB, or as much as the gradient of the head's weight. A smaller tile needs less memory and more time. The "
+        "results are equal up to rounding.",
     )
 
     # Where the teacher comes from
     teacher_model_name_or_path: str | None = option(
         None,
-        "Model id or path of the teacher, or `base`: the student before training. Its top-k log-probs are written to "
-        "`teacher_cache` before the first step; with `teacher_live` it runs in every step instead.",
+        "Model id or path of the teacher, or `base` for the student before training. Its top-k log-probs are written "
+        "to `teacher_cache` before the first step. With `teacher_live`, the teacher runs in every step instead.",
     )
     teacher_cache: str | None = option(
         None,
-        "Directory of the teacher cache, which must hold every document unless a teacher model completes it. Default: "
-        "a directory per teacher, top-k and encoding in $QSFT_CACHE or ~/.cache/qsft.",
+        "Directory of the teacher cache. Without a teacher model, it must contain every document. Default: a "
+        "directory per teacher, top-k and encoding in $QSFT_CACHE or ~/.cache/qsft.",
     )
     reference_model_name_or_path: str = option(
         BASE,
-        "What sft_kl, asft and iw_sft anchor to: `base` (the student before training), `teacher` (the teacher model) "
-        "or a model id. With teacher_cache and no teacher model, that cache.",
+        "Reference model of sft_kl, asft and iw_sft: `base` (the student before training), `teacher` (the teacher "
+        "model) or a model id. With teacher_cache and no teacher model, the reference is read from that cache.",
     )
     teacher_top_k: int | None = option(
         None,
-        "Tokens per position that a new cache keeps. Default: 64; an existing cache keeps its own value.",
+        "Number of tokens per position in a new cache. Default: 64. An existing cache keeps its own value.",
     )
     teacher_top_p: float | None = option(
-        None, "Keep only the tokens that hold this share of the teacher's mass, at most teacher_top_k of them."
+        None,
+        "Keep only the most likely tokens that together have this share of the teacher's mass, at most teacher_top_k "
+        "tokens.",
     )
     teacher_cache_encoding: str | None = option(
         None,
-        "Encoding of a new cache: `exact` or `compact`. Default: exact; an existing cache keeps its own.",
+        "Encoding of a new cache: `exact` or `compact`. Default: exact. An existing cache keeps its own encoding.",
         choices=("exact", "compact"),
     )
-    teacher_batch_tokens: int = option(16_384, "Tokens per forward of a capture; halved when memory runs out.")
-    teacher_live: bool = option(False, "Run the teacher in every step instead of reading a cache; it stays in memory.")
+    teacher_batch_tokens: int = option(16_384, "Tokens per forward pass of a capture. Halved when memory runs out.")
+    teacher_live: bool = option(
+        False, "Run the teacher in every step instead of reading a cache. The teacher stays in memory."
+    )
     teacher_missing: str = option(
         "error",
-        "Documents that are not in the cache: `error` stops before the first step, `student` trains them with the "
-        "student's own distribution as the residual and counts their tokens.",
+        "What to do with documents that are not in the cache. `error` stops before the first step. `student` trains "
+        "them with the student's own distribution as the residual, and logs the number of their tokens.",
         choices=("error", "student"),
     )
     teacher_model_init_kwargs: dict[str, Any] | str | None = option(
-        None, "Keyword arguments of the teacher's from_pretrained."
+        None, "Keyword arguments for `from_pretrained` of the teacher."
     )
 
     # What some targets read beside the teacher
-    critical_column: str = option("critical", "Column with one 0/1 per token: which tokens `cft` trains.")
-    weight_column: str | None = option(None, "Column with one weight per example for `iw_sft`, instead of a reference.")
+    critical_column: str = option("critical", "Column with 0 or 1 per token. `cft` trains the tokens with 1.")
+    weight_column: str | None = option(
+        None, "Column with one weight per example. `iw_sft` reads it instead of a reference."
+    )
     psft_block_steps: int = option(8, "Optimizer steps between two refreshes of `psft`'s old policy.")
 
     # Safety
     resume_allow_changed: list[str] | None = option(
         None,
-        "Settings that may differ from those of the resumed checkpoint, by name: data, learning_rate, seed, batch, "
-        "max_length, target, teacher, …; everything else that determines the trajectory must be equal.",
+        "Names of settings that may differ from those of the resumed checkpoint: data, learning_rate, seed, batch, "
+        "max_length, target, teacher, … All other settings that determine the trajectory must be equal.",
     )
-    checkpoint_digests: bool = option(True, "On resume, check a digest of every file, not only sizes.")
+    checkpoint_digests: bool = option(True, "On resume, check the digest of every file, and not only its size.")
     check_head: bool = option(True, "Compare the fused head with full logits on a few tokens before the first step.")
     stop_on_nonfinite_loss: bool = option(
         True,
-        "Stop with an error when the loss is NaN or infinite, before it reaches a checkpoint. Plain Trainer goes on.",
+        "Stop with an error when the loss is NaN or infinite, before it reaches a checkpoint. Trainer would continue.",
     )
 
     def __post_init__(self) -> None:

@@ -207,6 +207,13 @@ def gradient(logits, labels, target, teacher=None, side=None):
     return z.grad
 
 
+def check_fused_gradient(logits, labels, target, side=None):
+    """The fused head's gradient is the reference's: with unit vectors as hidden states the logits are the weight."""
+    hidden = torch.eye(len(labels), dtype=torch.float64).requires_grad_()
+    fused_target_loss(hidden, logits.t().contiguous(), labels, target, side=side).loss.backward()
+    torch.testing.assert_close(hidden.grad, gradient(logits, labels, target, side=side) @ logits.t())
+
+
 def test_beta_trust_with_p_and_its_complement_is_dft():
     batch = make_batch()
 
@@ -227,6 +234,7 @@ def test_beta_trust_from_columns_of_the_data():
     assert target.needs == {"column:votes_for", "column:votes_against"}
     expected = 0.75 * gradient(batch.logits, batch.labels, make_target("sft"))
     torch.testing.assert_close(gradient(batch.logits, batch.labels, target, side=side), expected)
+    check_fused_gradient(batch.logits, batch.labels, target, side=side)
     with pytest.raises(ValueError, match="reads the column 'votes_for'"):
         gradient(batch.logits, batch.labels, target)
 
@@ -264,9 +272,7 @@ def test_a_reward_keeps_the_tokens_outside_its_set(tau):
     shaped = Target(Prob(1.0), RewardShaped(lambda view: (ids, rewards), tau))
     dense = Target(Prob(1.0), written_out)
     torch.testing.assert_close(gradient(z, y, shaped), gradient(z, y, dense))
-    hidden = torch.eye(5, dtype=torch.float64).requires_grad_()
-    fused_target_loss(hidden, z.t().contiguous(), y, shaped).loss.backward()
-    torch.testing.assert_close(hidden.grad, gradient(z, y, dense) @ z.t())
+    check_fused_gradient(z, y, shaped)
 
 
 def test_gems_weight_of_the_regularizer():
@@ -279,3 +285,4 @@ def test_gems_weight_of_the_regularizer():
     for lam in (0.0, 0.4, 1.0):
         expected = (1 - lam) * p - delta + lam * q
         torch.testing.assert_close(gradient(z, y, make_target("gem", lam=lam)), expected)
+        check_fused_gradient(z, y, make_target("gem", lam=lam))

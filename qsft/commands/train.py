@@ -60,8 +60,10 @@ def run(args: argparse.Namespace) -> int | None:
 
 def _train(args: argparse.Namespace, stop: "StopRequest") -> int | None:
     if args.accelerate_config is not None:
-        from qsft.recipe.relaunch import relaunch
+        from qsft.recipe.recipe_file import read_recipe
+        from qsft.recipe.relaunch import LAUNCHER_OPTIONS, relaunch, split_words
 
+        read_recipe(args.recipe, split_words(args.overrides, LAUNCHER_OPTIONS)[1])  # errors before processes start
         recipe = [args.recipe] if args.recipe is not None else []
         return relaunch(args.accelerate_config, [*recipe, *args.overrides])
     recipe = read_given_recipe(args)

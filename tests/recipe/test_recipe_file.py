@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qsft.cli import main
 from qsft.recipe.job import configure, divisors, split_batch
 from qsft.recipe.prepare import make_models
 from qsft.recipe.recipe_file import announce_recipe, find_recipe, packaged_recipes, read_recipe
@@ -218,6 +219,19 @@ def test_deepspeed_that_is_not_installed_is_an_error_before_anything_starts(monk
     monkeypatch.setattr("qsft.recipe.relaunch.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="zero3 needs DeepSpeed, which is not installed"):
         relaunch("zero3", ["demo"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "--num_processes", "2", "--lr", "1"], "Did you mean 'learning_rate'"),
+        (["demi", "--num_processes", "2"], "there is no recipe 'demi'"),
+    ],
+)
+def test_a_wrong_option_is_an_error_before_processes_are_started(words, message, monkeypatch, capsys):
+    monkeypatch.setattr("qsft.recipe.relaunch.run_child", lambda *_, **__: pytest.fail("processes were started"))
+    assert main(["train", *words, "--accelerate_config", "cpu"]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_python_files_in_the_working_directory_are_not_run_by_child_processes(tmp_path, monkeypatch):

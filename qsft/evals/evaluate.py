@@ -48,21 +48,22 @@ def evaluate(
     silent: bool = False,
     **changes: Any,
 ) -> Report:
-    """Evaluate a model on tasks and return the report; with an output_dir, an earlier evaluation is continued.
+    """Evaluate a model on tasks and return the report. With an output_dir, an earlier evaluation is continued.
 
     Args:
-        model: a path, a hub id, the directory of a LoRA adapter, or a model in memory with its tokenizer.
+        model: a path, a Hub id, the directory of a LoRA adapter, or a model in memory with its tokenizer.
         tasks: math, medical, names, JSONL files, or Task objects.
-        protocol: a name or a Protocol; None is the default for the kind of task (paper-math, li-medical).
-        output_dir: where generations, grades and report are written; None keeps nothing.
-        data_dir: directory of local <task>.jsonl files, instead of the hub.
-        limit: only the first so many problems of each task.
+        protocol: a name or a Protocol. None is the default for the kind of task (paper-math, li-medical).
+        output_dir: where generations, grades and report are written. None writes nothing.
+        data_dir: directory of local <task>.jsonl files, which are read instead of the Hub.
+        limit: the number of problems of each task, the first ones. None is all problems.
         backend: auto, transformers or vllm.
-        dtype: float32, bfloat16, …; auto is bfloat16 on a GPU.
-        batch_size: sequences at once with transformers; None is as many as memory allows.
-        tensor_parallel_size: GPUs that vLLM spreads one model over.
+        dtype: float32, bfloat16, … The default, auto, is bfloat16 on a GPU.
+        batch_size: sequences per batch with transformers. None is as many as memory allows.
+        tensor_parallel_size: number of GPUs for one model with vLLM.
         engine: further arguments of vLLM's engine, for example {"gpu_memory_utilization": 0.8}.
-        seed_requests: vLLM: give every sample its own seed. Without seeds it is faster, but not repeatable.
+        seed_requests: whether every sample has its own seed with vLLM. Without seeds, sampling is faster but not
+            repeatable.
         overwrite: move earlier results of these tasks aside and start again.
         changes: settings that replace those of the protocol: num_samples=4, prompt="plain", …
 

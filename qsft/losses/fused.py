@@ -93,14 +93,17 @@ def fused_target_loss(
     tile_mib: float | None = None,
     head_kernel: str = "auto",
 ) -> FusedOutput:
-    """Σ over label tokens of scale·CE(Q, p) for logits hidden·weightᵀ, equal to `target_loss`, without those logits.
+    """The sum of scale·CE(Q, p) over label tokens, equal to `target_loss` for the logits hidden·weightᵀ.
+
+    The full logits are never built.
 
     Args:
-        labels: −100 is left out; LabelTokens have it left out already, which saves a host-device synchronization.
-        chunk: tokens that are projected at a time; by default what `tokens_per_chunk` chooses.
-        tile_mib: the most memory for the tile of logits, in MiB; by default 512 tokens on a CPU, and on a GPU 512 MiB
-            or as many tokens as hidden states have entries.
-        head_kernel: "torch", "triton", or "auto": triton on a GPU that has it.
+        labels: token ids, of which −100 is ignored. LabelTokens contain no −100, which saves a host-device
+            synchronization.
+        chunk: the number of tokens that are projected at a time. By default `tokens_per_chunk` chooses it.
+        tile_mib: the maximum memory for the tile of logits, in MiB. Default: 512 tokens on a CPU; on a GPU 512 MiB, or
+            as many tokens as hidden states have entries.
+        head_kernel: "torch", "triton" or "auto". "auto" uses triton on a GPU if it is installed.
 
     >>> from qsft.targets.registry import make_target
     >>> out = fused_target_loss(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 0]), make_target("sft"))

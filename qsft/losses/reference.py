@@ -15,10 +15,10 @@ def target_loss(
     *,
     side: SideInputs | None = None,
 ) -> Float[Tensor, ""]:
-    """Σ over label tokens of scale·CE(Q, p); labels of −100 are left out.
+    """The sum of scale·CE(Q, p) over label tokens. Labels of −100 are ignored.
 
-    The value is scale·(γ·CE(δ, p) + Σ mass·CE(R, p)) over the terms that are not the student itself, or what the target
-    reports instead; the gradient is scale·(p − Q). Teacher and side inputs have one entry per row of `logits`.
+    The value is scale·(γ·CE(δ, p) + Σ mass·CE(R, p)), without the terms of the student itself, or the value that the
+    target reports instead. The gradient is scale·(p − Q). Teacher and side inputs have one entry per row of `logits`.
 
     >>> import torch
     >>> from qsft.targets.registry import make_target

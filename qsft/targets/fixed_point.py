@@ -17,7 +17,7 @@ from qsft.targets.trust import Constant, Prob, SignedTrust
 def fixed_point(
     target: Target, d: Float[Tensor, " V"], teacher: Float[Tensor, " V"] | None = None
 ) -> Float[Tensor, " V"] | None:
-    """p* for label distribution `d` and a full `teacher` distribution, or None where no closed form is known.
+    """The fixed point p* for label distribution `d` and a full `teacher` distribution; None if no closed form is known.
 
     sft: d · kd: T · kd_hybrid: cT+(1−c)d · label smoothing: λ/V+(1−λ)d · sft_kl: (d+λT)/(1+λ) · gem: ∝ d^β
     target_sft: ∝ T·(1−d)^(−1/η)

@@ -115,15 +115,15 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Target:
-    """A fine-tuning method: how much to trust the observed token, where the rest of the mass goes, how strongly.
+    """A fine-tuning method: the trust in the observed token, the distribution of the rest of the mass, and a scale.
 
-    Each part is a callable on a TokenView; see trust.py, residual.py, scale.py and value.py, or write your own.
+    Each part is a callable on a TokenView. See trust.py, residual.py, scale.py and value.py, or write your own.
 
     Args:
         trust: γ, the mass of the observed token.
-        residual: π̃, the distribution of the rest; None where γ = 1.
+        residual: π̃, the distribution of the rest. None if γ = 1.
         scale: the factor in front of CE(Q, p).
-        value: the loss of each token as it is reported (value.py); None reports scale·CE(Q, p).
+        value: the reported loss of each token (value.py). None reports scale·CE(Q, p).
 
     >>> from qsft.targets.residual import SelfPrior
     >>> Target(trust=lambda view: (0.5 * view.label_logp).exp(), residual=SelfPrior()).needs
@@ -150,17 +150,17 @@ class Target:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Trust, residual and scale: what decides the gradient."""
+        """Trust, residual and scale, which determine the gradient."""
         return self.trust, self.residual, self.scale
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the target reads beyond logits and labels: a role ("teacher", "reference") and names of side inputs."""
+        """The inputs besides logits and labels: a role ("teacher", "reference") and names of side inputs."""
         return frozenset().union(*(getattr(part, "needs", ()) for part in self.parts))
 
     @property
     def role(self) -> str | None:
-        """What a second model is to this target: its "teacher", its "reference", or None."""
+        """The role of the second model that the target reads: "teacher", "reference", or None."""
         return next((role for role in ROLES if role in self.needs), None)
 
     @property
@@ -170,7 +170,7 @@ class Target:
 
     @property
     def for_evaluation(self) -> "Target":
-        """The target to evaluate with: psft has no old policy then, and its value is the negative log-likelihood."""
+        """The target to use in evaluation, where psft has no old policy and reports the negative log-likelihood."""
         return Target(Constant(1.0)) if "old_logp" in self.needs else self
 
     @property
@@ -191,7 +191,7 @@ class Target:
         return replace(side, weight=self.scale.document_weights(side, ref, label_logp()))  # type: ignore[attr-defined]
 
     def record(self) -> dict[str, Any]:
-        """The target as JSON: what a checkpoint stores to compare it on resume."""
+        """The target as JSON. A checkpoint stores it, and it is compared on resume."""
         return {"trust": _record(self.trust), "residual": _record(self.residual), "scale": _record(self.scale)}
 
 
@@ -254,7 +254,7 @@ def induced_target(loss_fn: LossFn, logits: Float[Tensor, "N V"], labels: Int[Te
 
 @dataclass(frozen=True)
 class LossTarget(Target):
-    """A user's own loss as a target: it runs on the fused head, with autograd inside each chunk. γ is reported as Q_y.
+    """A loss of your own as a target. It runs on the fused head, with autograd inside each chunk. γ is reported as Q_y.
 
     Args:
         loss_fn: maps (logits [N, V], labels [N]) to one loss per token [N].

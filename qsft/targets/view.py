@@ -47,9 +47,9 @@ class LabelTensors:
 class TopK(LabelTensors):
     """The teacher's K most likely tokens at N positions, with log-probs normalized over its *full* vocabulary.
 
-    `label_logp` is the teacher's log-prob of the observed token (also when it is outside the top-k), `log_tail` the log
-    of its mass outside the slots, which rounded log-probs do not give back.
-    Empty slots have logp = −inf; their id may be anything.
+    `label_logp` is the teacher's log-prob of the observed token, which may be outside the top-k. `log_tail` is the log
+    of the teacher's mass outside the slots, which cannot be computed from rounded log-probs. Empty slots have
+    logp = −inf and any id.
     """
 
     ids: Int[Tensor, "N K"]
@@ -63,7 +63,7 @@ class TopK(LabelTensors):
 
     @cached_property
     def empty(self) -> Bool[Tensor, " N"]:
-        """Positions without teacher log-probs: there the residual is the student's own distribution."""
+        """The positions without teacher log-probs. There the residual is the student's own distribution."""
         return ~self.live.any(dim=-1)
 
     @cached_property
@@ -73,11 +73,11 @@ class TopK(LabelTensors):
 
     @cached_property
     def log_outside(self) -> Float[Tensor, " N"]:
-        """log of the teacher's mass outside its slots: `log_tail`, or what the slots leave of 1."""
+        """The log of the teacher's mass outside its slots: `log_tail`, or log(1 − mass of the slots)."""
         return log_complement(self.logps.logsumexp(dim=-1)) if self.log_tail is None else self.log_tail
 
     def within(self, vocab_size: int) -> "TopK":
-        """The slots that a head with `vocab_size` entries has; the others are emptied and the rest renormalized.
+        """The slots whose ids are below `vocab_size`, renormalized; the other slots become empty.
 
         Qwen heads of 151,936 and 152,064 entries share one tokenizer: only the padding differs.
         """
@@ -109,7 +109,7 @@ class Full(LabelTensors):
 
 @dataclass(frozen=True)
 class SideInputs(LabelTensors):
-    """What some targets read beyond logits and teacher, one value per label token, each optional.
+    """Inputs that some targets read besides logits and teacher. Each is optional and has one value per label token.
 
     Args:
         ref_logp: log-prob of the label under the reference model (iw_sft).
@@ -132,7 +132,7 @@ class SideInputs(LabelTensors):
 
 @dataclass(frozen=True)
 class TokenView:
-    """N label tokens: the student's logits, the label, the teacher, the side inputs.
+    """What a target reads at N label tokens: the student's logits, the labels, the teacher and the side inputs.
 
     Args:
         lse: the log-sum-exp of the logits.
@@ -154,7 +154,7 @@ class TokenView:
         teacher: TopK | Full | None = None,
         side: SideInputs | None = None,
     ) -> "TokenView":
-        """The view of full logits; the fused head, which has the log-sum-exp already, builds it directly."""
+        """Build a view from full logits. The fused head already has the log-sum-exp and builds the view directly."""
         return cls(logits, labels, logits.logsumexp(dim=-1), teacher, side or SideInputs())
 
     @cached_property
@@ -183,7 +183,7 @@ class TokenView:
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the head that are real tokens: heads are often padded beyond the tokenizer."""
+        """The number of entries of the head that are real tokens. Heads are often padded beyond the tokenizer."""
         entries = self.logits.shape[-1]
         return min(self.side.vocab_size or entries, entries)  # a tokenizer may also be larger than the head
 

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class TeacherCache:
-    """A published cache: documents in, the teacher's top-k at their label positions out.
+    """An existing cache, which returns the teacher's top-k log-probs at the label positions of a document.
 
-    Opening reads the indexes of the shards; payloads stay on disk until they are looked up, and every lookup checks a
-    checksum. The cache is pickled as its path (for the workers of a DataLoader); no file is ever unpickled.
+    Opening a cache reads the indexes of the shards. Payloads stay on disk until they are looked up, and every lookup
+    checks a checksum. Workers of a DataLoader receive the cache as its path. No file is ever unpickled.
 
     Raises:
-        ValueError: if the directory is not a cache, or its files are not as they were written.
+        ValueError: if the directory is not a cache, or a file is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -85,12 +85,12 @@ class TeacherCache:
 
     @property
     def k(self) -> int:
-        """Slots per label position."""
+        """The number of slots per label position."""
         return self.manifest.identity.top_k
 
     @property
     def vocab_size(self) -> int:
-        """Vocabulary entries of the teacher's head."""
+        """The number of vocabulary entries of the teacher's head."""
         return self.manifest.identity.vocab_size
 
     @property
@@ -123,7 +123,7 @@ class TeacherCache:
         return _tensors(found)
 
     def lookup_arrays(self, key: bytes) -> TopKArrays:
-        """The log-probs of the document named `key`, as numpy arrays."""
+        """The log-probs of the document with this `key`, as numpy arrays."""
         place = self._find_one(key)
         if place < 0:
             raise ValueError(
@@ -134,15 +134,15 @@ class TeacherCache:
         return shard.read(int(self._document_in_shard[place]), self._codec)
 
     def missing_mask(self, keys: np.ndarray) -> np.ndarray:
-        """Which of the documents named `keys` (uint8 [n, 16]) the cache lacks."""
+        """A mask of the documents with these `keys` (uint8 [n, 16]) that are not in the cache."""
         return self._find(keys) < 0
 
     def is_complete(self, documents: Documents) -> bool:
-        """Whether an earlier start found all documents here; False when they have to be looked up."""
+        """Whether an earlier start found all documents in this cache. If False, they have to be looked up."""
         return is_complete(self.path, documents, self.shard_names)
 
     def missing(self, documents: Iterable[Mapping[str, Tokens]], *, check: bool = True) -> list[int]:
-        """Return the indices of the documents that the cache lacks.
+        """Return the indices of the documents that are not in the cache.
 
         Args:
             check: also read the bytes of the documents it holds, and raise DamagedShard if they are not as written.
@@ -184,7 +184,7 @@ class TeacherCache:
         return verify_cache(self.path)
 
     def samples(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The few (input_ids, labels) that the shards keep complete, to check against a teacher."""
+        """The sample documents (input_ids, labels) that the shards store complete, to compare with a teacher."""
         return [document for shard in self.shards for document in shard.sample()]
 
     def _find_one(self, key: bytes) -> int:

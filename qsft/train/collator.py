@@ -25,22 +25,21 @@ Batch = dict[str, Any]
 
 @dataclass
 class TeacherCollator:
-    """The batch of `base_collator` with what the target reads, aligned with the labels.
+    """Adds the inputs of the target to the batch of `base_collator`, aligned with the labels.
 
-    Attributes that this class does not have are those of `base_collator`, for reading and for setting: a script that
-    sets `trainer.data_collator.pad_to_multiple_of` changes the padding.
+    Other attributes are read from `base_collator` and set on it. A script that sets
+    `trainer.data_collator.pad_to_multiple_of` therefore changes the padding.
 
     Args:
         base_collator: makes the batch.
-        cache: the teacher's log-probs, or None for targets without a cached teacher. It crosses to worker processes as
-            a path.
-        missing: "error", or "student": a document that is not in the cache gets no teacher log-probs, and the residual
-            is the student's own distribution.
-        columns: columns of the data set with a value per token: {name of the head's input: column}.
+        cache: the teacher's log-probs, or None for targets without a cached teacher. Worker processes receive its path.
+        missing: what to do with a document that is not in the cache: raise an "error", or use the "student", whose own
+            distribution is then the residual.
+        columns: columns of the data set with a value per token, as {name of the head's input: column}.
         attach_document: whether to attach the number of each token's document.
-        attach_label_positions: whether to attach where the labels are, which saves the head a host-device
+        attach_label_positions: whether to attach the positions of the labels, which saves the head a host-device
             synchronization.
-        num_embeddings: the size of the student's embedding, to check token ids against; None checks nothing.
+        num_embeddings: the size of the student's embedding, which token ids are checked against. None checks nothing.
     """
 
     base_collator: Collator

@@ -67,31 +67,32 @@ KEPT = SUM_NAMES.index("kept")
 
 
 class TargetSFTTrainer(SFTTrainer):
-    """SFTTrainer that fits the distribution `target` instead of the one-hot label.
+    """An SFTTrainer that trains toward the distribution `target` instead of the one-hot label.
 
     Args:
         target: a name in `qsft targets`, a Target or a LossTarget. Default: `args.target` with `args.target_kwargs`.
         teacher: a TeacherCache, a cache's directory, a model id, a model, or "base" (the student before training).
-            Default: what `args` names; for targets that anchor, the reference. See `train.teacher.resolve_teacher`.
+            Default: the teacher in `args`, or the reference for sft_kl, asft and iw_sft. See
+            `train.teacher.resolve_teacher`.
 
-    All other arguments are SFTTrainer's. What this class overrides, and why:
+    All other arguments are those of SFTTrainer. This class overrides these methods:
 
-    - `compute_loss`: the loss is the target's.
-    - `get_batch_samples`: psft scores the batches of several steps at a time with the student as it is then.
-    - `train`: on resume, the settings of the checkpoint are compared with the current ones; data and collator that were
-      replaced after construction get their teacher.
-    - `get_eval_dataloader`, `get_test_dataloader`: documents that evaluation and prediction bring get their teacher
-      log-probs before the first batch; predict() prepares raw data as evaluate() does.
-    - `log`: adds the target's metrics, reduced over processes once, and stops on a non-finite loss.
-    - `create_model_card`: adds a section on the target.
-    - `_save_checkpoint`: a checkpoint names its run and is sealed before older ones are deleted. Trainer deletes inside
-      this method, by modification time.
-    - `_prepare_dataset`: columns that the target reads are truncated and packed with the tokens; data that are packed
-      already are left as they are.
-    - `_set_signature_columns_if_needed`: Trainer must not drop those columns.
+    - `compute_loss` returns the loss of the target.
+    - `get_batch_samples`: for psft, it scores the batches of several steps at a time with the current student.
+    - `train`: on resume, it compares the settings of the checkpoint with the current settings. If the data or the
+      collator were replaced after construction, it gives them their teacher.
+    - `get_eval_dataloader`, `get_test_dataloader`: documents that are new in evaluation and prediction get their
+      teacher log-probs before the first batch. predict() prepares raw data as evaluate() does.
+    - `log` adds the target's metrics, reduces them over processes once, and stops on a non-finite loss.
+    - `create_model_card` adds a section on the target.
+    - `_save_checkpoint` records the run in the checkpoint and completes it before older checkpoints are deleted.
+      Trainer deletes them inside this method, by modification time.
+    - `_prepare_dataset` truncates and packs the columns that the target reads together with the tokens. It does not
+      change data that are already packed.
+    - `_set_signature_columns_if_needed` keeps Trainer from dropping these columns.
     - `_reject_skip_prepare_without_labels`: TRL checks the type of its own collator, which is wrapped here.
 
-    tests/train/test_library_contracts.py checks the private names among them against transformers and TRL.
+    tests/train/test_library_contracts.py checks the private methods among them against transformers and TRL.
     """
 
     args: Any

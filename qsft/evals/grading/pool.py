@@ -38,9 +38,10 @@ START_WORKER = "import sys; sys.path.append(sys.argv.pop()); from qsft.evals.gra
 def grade(prediction: str, gold: Gold, *, options: Mapping[str, str] | None = None, rule: str | None = None) -> Grade:
     r"""The grade of a response against the gold answer.
 
-    Without options the answer is mathematics: the boxed (else last stated) answer is compared by math-verify; a list of
-    gold answers is compared as a set. With options ({"A": "text", …}) it is multiple choice: `gold` is the letter, and
-    `rule` is boxed (the default), li or m1; see `qsft.evals.grading.multiple_choice`.
+    Without options, the answer is mathematics. The boxed answer, or else the last answer that is stated, is compared by
+    math-verify. A list of gold answers is compared as a set. With options ({"A": "text", …}), the task is multiple
+    choice. `gold` is then the letter, and `rule` is boxed (the default), li or m1; see
+    `qsft.evals.grading.multiple_choice`.
 
     >>> bool(grade(r"so \boxed{0.5}", r"\frac{1}{2}"))
     True

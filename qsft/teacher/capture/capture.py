@@ -52,25 +52,26 @@ def build_cache(
     patience: float = 120.0,
     progress: bool = True,
 ) -> TeacherCache:
-    """Return the cache at `path` with every document of `dataset` in it; only missing ones are computed.
+    """Return the cache at `path` with every document of `dataset` in it. Only missing documents are computed.
 
     Args:
-        dataset: examples with `input_ids` and `labels` (−100: ignored), as training will see them.
+        dataset: examples with `input_ids` and `labels` as training reads them. Labels of −100 are ignored.
         teacher: a causal LM, or the directory or Hub id of a model or of a LoRA adapter.
         path: the directory of the cache.
-        tokenizer: the one the data were tokenized with; it must match the teacher's.
-        top_k: slots per label token.
+        tokenizer: the tokenizer of the data. It must match the teacher's.
+        top_k: the number of tokens to store per label token.
         cache_encoding: "exact" (277 bytes per label token at k = 64) or "compact" (223 bytes).
-        top_p: keep only the slots that hold this share of the mass, at least `min_k`.
-        batch_tokens: tokens per forward, padding included; halved when the teacher runs out of memory.
-        dtype: of the teacher; by default that of its checkpoint.
-        revision: of the teacher on the Hub.
+        top_p: keep only the most likely tokens that together have this share of the mass.
+        min_k: the minimum number of tokens to keep with `top_p`.
+        batch_tokens: tokens per forward pass, including padding. Halved when the teacher runs out of memory.
+        dtype: the dtype of the teacher. By default it is that of its checkpoint.
+        revision: the revision of the teacher on the Hub.
         model_kwargs: further arguments of the teacher's `from_pretrained`.
-        shard_bytes: size at which a shard is published.
-        patience: seconds without a heartbeat after which another process of the capture counts as dead.
+        shard_bytes: the size at which a shard is published.
+        patience: the time in seconds without a heartbeat after which another process of the capture is considered dead.
 
     Raises:
-        ValueError: if the cache is another teacher's or has other settings, or the tokenizers do not match.
+        ValueError: if the cache belongs to another teacher or has other settings, or if the tokenizers do not match.
         DiskFullError: if the disk is too small.
     """
     path = Path(path)

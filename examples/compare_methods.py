@@ -4,7 +4,7 @@ python examples/compare_methods.py --dataset_name train.jsonl --dataset_test_spl
     --model_name_or_path Qwen/Qwen3-0.6B --teacher_model_name_or_path Qwen/Qwen3-4B-Instruct-2507 \
     --output_dir runs/compare
 
-Both files have the columns problem and answer. `qsft sweep` does the same for recipes, and continues when it is killed.
+Both files have the columns problem and answer. `qsft sweep` does the same for recipes. A killed sweep continues.
 """
 
 from copy import copy

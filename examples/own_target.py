@@ -1,4 +1,4 @@
-"""Train with a target of your own: γ = √p_y and a residual guided by the teacher.
+"""Train with a target of your own. Its trust is γ = √p_y, and the teacher guides its residual.
 
 accelerate launch examples/own_target.py --model_name_or_path Qwen/Qwen3-0.6B \
     --teacher_model_name_or_path Qwen/Qwen3-4B-Instruct-2507 --dataset_name trl-lib/Capybara --output_dir runs/own

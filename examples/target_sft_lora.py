@@ -3,7 +3,7 @@
 accelerate launch examples/target_sft_lora.py --model_name_or_path Qwen/Qwen2.5-1.5B-Instruct \
     --dataset_name trl-lib/Capybara --learning_rate 2e-4 --output_dir runs/capybara-lora
 
-Another teacher: --teacher_model_name_or_path Qwen/Qwen2.5-7B-Instruct
+To use another teacher, add --teacher_model_name_or_path Qwen/Qwen2.5-7B-Instruct.
 """
 
 from datasets import load_dataset

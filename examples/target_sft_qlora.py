@@ -1,4 +1,4 @@
-"""Train a LoRA adapter on a model in 4 bits, with a teacher in 4 bits. Needs bitsandbytes.
+"""Train a LoRA adapter on a model in 4 bits, with a teacher in 4 bits. This script needs bitsandbytes.
 
 accelerate launch examples/target_sft_qlora.py --model_name_or_path Qwen/Qwen2.5-7B \
     --teacher_model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name trl-lib/Capybara \

@@ -90,7 +90,7 @@ class TargetSFTTrainer(SFTTrainer):
     - `_prepare_dataset` truncates and packs the columns that the target reads together with the tokens. It does not
       change data that are already packed.
     - `_set_signature_columns_if_needed` keeps Trainer from dropping these columns.
-    - `_reject_skip_prepare_without_labels`: TRL checks the type of its own collator, which is wrapped here.
+    - `_reject_skip_prepare_without_labels` passes the wrapped collator to TRL, which checks its type.
 
     tests/train/test_library_contracts.py checks the private methods among them against transformers and TRL.
     """

@@ -72,7 +72,11 @@ def _add_build(actions: Any) -> None:
 
 
 def _add_info(actions: Any) -> None:
-    info = actions.add_parser("info", help="describe a cache: its teacher, content and size")
+    info = actions.add_parser(
+        "info",
+        help="describe a cache: its teacher, content and size",
+        description="Describe a cache, or the cache that training a recipe uses: its teacher, content and size.",
+    )
     _add_cache_or_recipe(info)
     info.set_defaults(run=run_info)
 
@@ -85,14 +89,17 @@ def _add_cache_or_recipe(parser: Any) -> None:
 
 def _add_verify(actions: Any) -> None:
     verify = actions.add_parser(
-        "verify", help="check every checksum and bound, and with --teacher the values and their alignment"
+        "verify",
+        help="check every checksum and bound, and with --teacher the values and their alignment",
+        description="Check every checksum and bound of a cache, or of the cache that training a recipe uses. With "
+        "--teacher, check also the values and their alignment.",
     )
     _add_cache_or_recipe(verify)
     verify.add_argument(
         "--drop", action="store_true", help="remove damaged files; the next build computes their documents again"
     )
     verify.add_argument(
-        "--teacher", metavar="MODEL", help="teacher to compute sampled documents with again, to compare the values"
+        "--teacher", metavar="MODEL", help="compute sampled documents again with this teacher, and compare the values"
     )
     verify.add_argument("--revision", help="revision of the teacher on the Hub")
     verify.add_argument(
@@ -103,13 +110,21 @@ def _add_verify(actions: Any) -> None:
 
 
 def _add_list(actions: Any) -> None:
-    listing = actions.add_parser("list", help="list the default caches with teacher, size, last use and data")
+    listing = actions.add_parser(
+        "list",
+        help="list the default caches with teacher, size, last use and data",
+        description="List the default caches, or those in DIR, with teacher, size, last use and data.",
+    )
     listing.add_argument("directory", metavar="DIR", nargs="?", help="another directory that holds caches")
     listing.set_defaults(run=run_list)
 
 
 def _add_prune(actions: Any) -> None:
-    prune = actions.add_parser("prune", help="remove default caches by age or name, after a confirmation")
+    prune = actions.add_parser(
+        "prune",
+        help="remove default caches by age or name, after a confirmation",
+        description="Remove default caches, or those in DIR, by age or name. The command asks for confirmation.",
+    )
     prune.add_argument("directory", metavar="DIR", nargs="?", help="another directory that holds caches")
     prune.add_argument(
         "--older_than", type=float, metavar="DAYS", help="select caches that were not used for this many days"

@@ -109,7 +109,7 @@ def method_parser(name: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="where the data set is written")
-    parser.add_argument("--model", help="directory or hub id (default: the recipe's model_name_or_path)")
+    parser.add_argument("--model", help="directory or Hub id of the model (default: the recipe's model_name_or_path)")
     _add_settings(parser, describe_settings(method.settings))
     _add_settings(parser.add_argument_group("how it is run"), describe_settings(Options))
     return parser

@@ -105,7 +105,7 @@ def add_options(parser: Any) -> None:
         "--overwrite", action="store_true", help="move earlier results of these tasks aside and start again"
     )
     parser.add_argument(
-        "--rescore", action="store_true", help="only grade existing responses and report, without a model"
+        "--rescore", action="store_true", help="grade existing responses again and report, without a model"
     )
 
 

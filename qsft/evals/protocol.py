@@ -35,17 +35,17 @@ register_protocol("paper-math", Protocol(), title="Average@16 at temperature 1, 
 register_protocol(
     "paper-math-7b-openr1",
     Protocol(temperature=0.7, top_p=0.8),
-    title="Average@16 at temperature 0.7, top_p 0.8: the paper's exception for KD and Target-SFT in that setting",
+    title="Average@16 at temperature 0.7, top_p 0.8, as in the paper for KD and Target-SFT in that setting",
 )
 register_protocol(
     "paper-medical",
     Protocol(rule="li"),
-    title="Average@16 at temperature 1, at most 4,096 tokens: what the paper's text says",
+    title="Average@16 at temperature 1, at most 4,096 tokens, as in the paper's text",
 )
 register_protocol(
     "li-medical",
     Protocol(num_samples=1, temperature=0.0, max_new_tokens=8000, rule="li"),
-    title="one greedy response, at most 8,000 tokens: what the paper's printed medical numbers come from",
+    title="one greedy response, at most 8,000 tokens, as for the paper's printed medical numbers",
 )
 DEFAULT_MATH = "paper-math"
 DEFAULT_MULTIPLE_CHOICE = "li-medical"

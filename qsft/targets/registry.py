@@ -257,7 +257,7 @@ def target_sft_constant(c: float = 1.0, eta: float = 0.5, tail: str = "drop", fo
 
 @register(
     "Target-SFT, constant mixture",
-    "Gives the residual the weight c and the label the weight 1−c. Tends to SFT as c → 0.",
+    "Gives the residual the weight c and the label 1−c, another reading of the ablation. Tends to SFT as c → 0.",
     loss="−(1−c)·log p_y − c·Σ_a π̃_a·log p_a",
     reference="Target-SFT, 2026",
 )

@@ -165,7 +165,7 @@ class Target:
 
     @property
     def may_read_teacher(self) -> bool:
-        """Whether a teacher could be read: a part declares it, or is a plain function, which cannot declare it."""
+        """Whether a part may read a teacher: it declares this, or it is a plain function, which cannot declare it."""
         return self.role is not None or any(isfunction(part) for part in self.parts)
 
     @property
@@ -175,16 +175,16 @@ class Target:
 
     @property
     def per_document(self) -> bool:
-        """Whether a token's scale depends on its whole document, so that label log-probs must be known beforehand."""
+        """Whether a token's scale depends on its whole document. Label log-probs must then be known beforehand."""
         return hasattr(self.scale, "document_weights")
 
     @property
     def averages_kept(self) -> bool:
-        """Whether a mean per micro-batch is over the tokens whose label has weight, as in the method's own code."""
+        """Whether a mean per micro-batch counts only tokens whose label has weight, as in the method's own code."""
         return bool(getattr(self.trust, "averages_kept", False))
 
     def prepare(self, side: SideInputs, teacher: TopK | Full | None, label_logp: Callable[[], PerToken]) -> SideInputs:
-        """Side inputs with the per-document weights filled in; `label_logp` is called only when they are needed."""
+        """Return the side inputs with the weights per document. `label_logp` is called only when they are needed."""
         if not self.per_document or side.weight is not None:
             return side
         ref = side.ref_logp if side.ref_logp is not None or teacher is None else teacher.label_logp

@@ -136,7 +136,7 @@ class TokenView:
 
     Args:
         lse: the log-sum-exp of the logits.
-        outside: `lse_outside`, where it is already known.
+        outside: the value of `lse_outside`, if it is already known.
     """
 
     logits: Float[Tensor, "N V"]
@@ -159,23 +159,23 @@ class TokenView:
 
     @cached_property
     def label_logp(self) -> Float[Tensor, " N"]:
-        """log p_y: the student's log-prob of the observed token."""
+        """log p_y, the student's log-prob of the observed token."""
         return self.logp_at(self.labels[:, None])[:, 0]
 
     def logp_at(self, ids: Int[Tensor, "N K"]) -> Float[Tensor, "N K"]:
-        """log p of the tokens `ids`. z − lse does not underflow."""
+        """The log-probs of the tokens `ids`, computed as z − lse, which does not underflow."""
         return self.logits.gather(-1, ids) - self.lse[:, None]
 
     @cached_property
     def lse_outside(self) -> Float[Tensor, " N"]:
-        """log-sum-exp of the logits outside the teacher's slots."""
+        """The log-sum-exp of the logits outside the teacher's slots."""
         if self.outside is not None:
             return self.outside
         assert isinstance(self.teacher, TopK)
         return self.lse_without(self.teacher.slots)
 
     def lse_without(self, ids: Int[Tensor, "N K"]) -> Float[Tensor, " N"]:
-        """log-sum-exp of the logits without the tokens `ids`; 1 − Σp over them would lose a small tail to rounding.
+        """The log-sum-exp of the logits without the tokens `ids`. 1 − Σp would lose a small tail to rounding.
 
         Where `ids` are the whole vocabulary it is very negative, but finite.
         """
@@ -188,14 +188,14 @@ class TokenView:
         return min(self.side.vocab_size or entries, entries)  # a tokenizer may also be larger than the head
 
     def need(self, name: str, reader: str, remedy: str) -> Tensor:
-        """The side input `name`. Raises ValueError, with who reads it and how to provide it, when it is missing."""
+        """The side input `name`. If it is missing, raises a ValueError that names its reader and a remedy."""
         value: Tensor | None = getattr(self.side, name)
         if value is None:
             raise ValueError(f"{reader} reads the side input {name!r}, which was not given. {remedy}")
         return value
 
     def need_teacher(self, role: str) -> TopK | Full:
-        """The teacher (or reference). Raises ValueError, with how to provide one, when it is missing."""
+        """The teacher or reference. If it is missing, raises a ValueError that names a remedy."""
         if self.teacher is None:
             raise ValueError(
                 f"this target needs a {role}, but none was given. Pass `teacher=TopK(ids, logps)` to the loss, or to "

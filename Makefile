@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-vllm test-oldest test-newest test-fast campaign coverage lint types layers check bench notebook site docs docs-check pictures dist clean
+.PHONY: help demo test test-slow test-vllm test-oldest test-newest test-fast test-slow-ci campaign coverage lint types layers check bench notebook site docs docs-check pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -59,8 +59,13 @@ test-slow: $(VENV)/.installed-test  ## the tests that take minutes
 CAMPAIGNS := tests/train/test_kills.py tests/train/test_full_disk.py tests/teacher/test_campaign.py \
   tests/teacher/test_launched_kills.py tests/evals/test_campaign.py tests/evals/grading/test_linear_time.py \
   tests/experiments/test_sweep_kills.py tests/curate/test_command.py::test_killed_again_and_again_it_equals_an_uninterrupted_run \
-  tests/distributed/test_signals.py \
-  tests/distributed/test_kills.py
+  tests/distributed/test_signals.py tests/distributed/test_kills.py
+
+# The slow tests that .ci/run has time for: all but the demo and the campaigns; of these it runs the kills of a training.
+NOT_IN_CI := tests/demo $(filter-out tests/train/%,$(CAMPAIGNS))
+
+test-slow-ci: $(VENV)/.installed-test  ## the slow tests without most campaigns and the demo's
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=25 $(addprefix --deselect=,$(NOT_IN_CI)) $(ARGS)
 
 campaign: $(VENV)/.installed-test  ## kills, signals, damages and hostile inputs for hours, with their counts printed
 	QSFT_CAMPAIGN=1 $(BIN)/python -m pytest -m "slow or not slow" $(CAMPAIGNS) $(ARGS)

@@ -49,7 +49,7 @@ SHAPES = {
     "qwen": Shape(512, 1536, 151_936, "float32"),
     "smollm": Shape(2048, 576, 49_152, "float32"),
     "smollm-bf16": Shape(512, 576, 49_152, "bfloat16"),
-    "qwen-bf16": Shape(256, 1536, 151_936, "bfloat16"),
+    "qwen-bf16": Shape(192, 1536, 151_936, "bfloat16"),
 }
 GPU_SHAPES = {  # run when there is a GPU, where the CPU's are not
     "llama-8b": Shape(8192, 4096, 128_256, "bfloat16"),

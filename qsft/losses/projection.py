@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 MIB = 2**20
-# Tokens that are projected at a time on a CPU. Measured (`make bench`, docs/benchmarks.md): fewer are slower, because
-# every chunk reads and writes the whole gradient of the weight; more need memory and are not faster.
+# Tokens that are projected at a time on a CPU. Measured (docs/benchmarks.md, "The size of the tile"): fewer are slower,
+# because every chunk reads and writes the whole gradient of the weight; more need memory and are not faster.
 CPU_CHUNK_TOKENS = 512
 # The tile of logits on a GPU, some 880 tokens of a 150k vocabulary. Its matmuls are so fast that the traffic of the
 # weight's gradient matters up to larger chunks than on a CPU. Not measured.

@@ -86,11 +86,9 @@ def ddp(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
 def fsdp2(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
     """Each parameter split along its first dimension; with mixed precision the shards that train are float32.
 
-    Gathered in the compute dtype: everything outside the blocks, the block at work and the one fetched ahead, and the
-    gradients of one block before they are spread again.
+    Gathered in the compute dtype, on one GPU too: everything outside the blocks, the block at work and the one fetched
+    ahead, and the gradients of one block before they are spread again.
     """
-    if gpus == 1:
-        return ddp(model, 1, mixed)
 
     def shard(p: Tensor) -> int:
         rows = p.shape[0] if p.shape else 1

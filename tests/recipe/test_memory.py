@@ -87,13 +87,13 @@ def test_lora_trains_its_adapters_only(config):
     assert planned.optimizer == adamw_state_bytes(optimizer)
 
 
-@pytest.fixture
-def fake_group():
-    """A process group of four in which this process is rank 0 and nobody answers: sharding needs no more."""
+@pytest.fixture(params=[1, 4])
+def fake_group(request):
+    """A process group in which this process is rank 0 and nobody answers: sharding needs no more."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield 4
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
+    yield request.param
     torch.distributed.destroy_process_group()
 
 

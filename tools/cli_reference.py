@@ -11,7 +11,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 PAGE = REPO / "docs" / "cli.md"
-WIDTH = "100"  # columns of the help texts, whatever the terminal
+WIDTH = "80"  # columns of the help texts, whatever the terminal: what the site shows without scrolling
 
 INTRODUCTION = (
     "# Command line\n\n"

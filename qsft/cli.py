@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _wrap(text: str) -> str:
-    return "\n".join(line if line.startswith(" ") else fill(line, 96) for line in text.splitlines())
+    return "\n".join(line if line.startswith(" ") else fill(line, 80) for line in text.splitlines())
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -63,4 +63,4 @@ def _describe(field: Any) -> str:
     default = None if field.default is MISSING else field.default
     shown = "" if default is None else f" (default: {default})"
     text = " ".join(str(field.metadata.get("help", "")).split())
-    return f"  --{field.name}\n" + fill(f"{text}{shown}", 92, initial_indent="      ", subsequent_indent="      ")
+    return f"  --{field.name}\n" + fill(f"{text}{shown}", 80, initial_indent="      ", subsequent_indent="      ")

@@ -1,7 +1,8 @@
 """One module per command of `qsft`: its help, its options, and a `run` that calls the subpackage that does the work."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from qsft.validation import did_you_mean
@@ -10,6 +11,15 @@ RECIPE_HELP = (
     "RECIPE is a file, or the name of a recipe that comes with qsft. --key value replaces one of its keys. Without a "
     "recipe, give only keys: --model_name_or_path X --teacher Y --dataset_name my.jsonl."
 )
+
+
+def list_terms(terms: Mapping[str, str]) -> str:
+    """Return terms and their explanations for a help text, in two columns of 80 characters together."""
+    width = max(map(len, terms)) + 4
+    return "\n".join(
+        fill(text, 80, initial_indent=f"  {term}".ljust(width), subsequent_indent=" " * width)
+        for term, text in terms.items()
+    )
 
 
 def add_recipe(parser: Any) -> None:

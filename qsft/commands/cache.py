@@ -18,13 +18,22 @@ HELP = "build, describe, check, list or remove teacher caches"
 DESCRIPTION = "Build, describe, check, list or remove teacher caches."
 EXAMPLES = """\
 examples:
-  qsft cache build numina_qwen_math_1p5b                    the documents that training reads, on this process
-  accelerate launch -m qsft cache build recipes/NAME.yaml   the same, on all processes
-  qsft cache build --dataset_path DATA --teacher Qwen/Qwen2.5-Math-7B-Instruct --output_dir CACHE
+  # the documents that training reads, on this process
+  qsft cache build numina_qwen_math_1p5b
+  # the same, on all processes
+  accelerate launch -m qsft cache build recipes/NAME.yaml
+  # a data set and a teacher without a recipe
+  qsft cache build --dataset_path DATA \\
+    --teacher Qwen/Qwen2.5-Math-7B-Instruct --output_dir CACHE
+  # what a cache holds, and who made it
   qsft cache info CACHE
-  qsft cache info numina_qwen_math_1p5b                     the cache that training this recipe uses
+  # the cache that training this recipe uses
+  qsft cache info numina_qwen_math_1p5b
+  # every checksum, and 32 documents against the teacher itself
   qsft cache verify CACHE --teacher Qwen/Qwen2.5-Math-7B-Instruct --sample 32
+  # all default caches: teacher, size, last use, data
   qsft cache list
+  # remove caches that were not used for 90 days; asks first
   qsft cache prune --older_than 90
 """
 

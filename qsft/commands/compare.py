@@ -8,17 +8,21 @@ HELP = "compare evaluations by paired differences with intervals"
 DESCRIPTION = "Compare each run with the first one, problem by problem."
 EXAMPLES = """\
 examples:
-  qsft compare runs/sft runs/target_sft              directories of trained models, or of their evaluations
-  qsft compare base runs/sft runs/target_sft         base is their student before training
-  qsft compare runs/sft/_eval runs/dft/_eval
-  qsft compare runs/numina_qwen_math_1p5b-sft runs/numina_qwen_math_1p5b-target_sft --paper numina_qwen_math_1p5b
+  # directories of trained models, or of their evaluations
+  qsft compare runs/sft runs/target_sft
+  # base is their student before training
+  qsft compare base runs/sft runs/target_sft
+  # beside the paper's numbers
+  qsft compare runs/numina_qwen_math_1p5b-sft \\
+    runs/numina_qwen_math_1p5b-target_sft --paper numina_qwen_math_1p5b
+  # beside numbers from a file
   qsft compare runs/sft runs/target_sft --paper published.json
 
 --paper shows published numbers in percent, and the lenient score. The numbers are those of a
 recipe of the paper, which are part of qsft, or those of a file. Averages are recomputed. Each
 run that a recipe trained is followed by the published row for its hyper-parameters. A file
 lists the numbers by task:
-  {"rows": {"SFT": {"math500": 61.2, "aime24": 7.5}, "Target-SFT": {"math500": …}}}
+  {"rows": {"SFT": {"math500": 61.2, "aime24": 7.5}, "Target-SFT": {…}}}
 """
 
 

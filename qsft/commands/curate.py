@@ -5,30 +5,40 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qsft.commands import suggest_option
+from qsft.commands import list_terms, suggest_option
 from qsft.processes import is_main
 
 HELP = "rewrite, extend or select demonstrations with a data-level method"
-USAGE = "qsft curate METHOD [RECIPE] --output_dir DIR [--dataset_name DATA --model MODEL] [--key value ...]"
+USAGE = "qsft curate METHOD [RECIPE] --output_dir DIR [options] [--key value ...]"
 EXAMPLES = """\
 examples:
-  qsft curate rft numina_qwen_math_1p5b --output_dir data/numina-rft --num_samples 8
-  qsft curate grape --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B --columns a,b --output_dir data/grape
-  qsft curate star numina_qwen_math_1p5b --rounds 3 --start base --output_dir data/star --learning_rate 1e-5
-  qsft curate critical --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B --verifier checks:is_right \\
-    --output_dir data/critical
+  # rejection sampling for the data of a recipe, and training on the result
+  qsft curate rft numina_qwen_math_1p5b --output_dir data/numina-rft \\
+    --num_samples 8
   qsft train numina_qwen_math_1p5b --target sft --dataset_name data/numina-rft
-  accelerate launch -m qsft curate rft numina_qwen_math_1p5b --output_dir data/rft    several processes share the work
-  qsft curate rft --help                                                              list the settings of a method
+  # choose among the responses in the columns a and b
+  qsft curate grape --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B \\
+    --columns a,b --output_dir data/grape
+  # three rounds, with training between them
+  qsft curate star numina_qwen_math_1p5b --rounds 3 --start base \\
+    --output_dir data/star --learning_rate 1e-5
+  # verify responses with a function of your own
+  qsft curate critical --dataset_name mine.jsonl --model Qwen/Qwen2.5-1.5B \\
+    --verifier checks:is_right --output_dir data/critical
+  # several processes share the work
+  accelerate launch -m qsft curate rft numina_qwen_math_1p5b \\
+    --output_dir data/rft
+  # list the settings of a method
+  qsft curate rft --help
 """
 
 
 def description() -> str:
     from qsft.curate.registry import all_methods
 
-    methods = "\n".join(f"  {name:<13} {method.title}" for name, method in all_methods().items())
+    titles = {name: method.title for name, method in all_methods().items()}
     return (
-        f"Make a new data set from an existing one. A killed curation continues.\n\nmethods:\n{methods}\n\n"
+        f"Make a new data set from an existing one. A killed curation continues.\n\nmethods:\n{list_terms(titles)}\n\n"
         "The data and the model are those of RECIPE, with any of its keys replaced, or those given by options."
     )
 

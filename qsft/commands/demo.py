@@ -12,15 +12,24 @@ DESCRIPTION = (
 )
 EXAMPLES = """\
 examples:
-  qsft demo                                        one seed, about three minutes on two cores
-  qsft demo --seeds 3                              three seeds, with the spread over them
-  qsft demo --noise 0                              clean demonstrations: SFT is as good
-  qsft demo --wrong_teacher                        a teacher that is confident and wrong: Target-SFT loses
-  qsft demo --wrong_teacher half                   a teacher that is wrong in half of what it teaches
-  qsft demo --scenarios                            all of these cases in one table
-  qsft demo --targets sft target_sft:eta=0.2 dft:lr=1e-3   any targets of `qsft targets`
-  qsft demo --methods rft,star,grape               data-level methods beside the targets
-  qsft demo --quick                                a few steps of everything, to check that it runs
+  # one seed, about three minutes on two cores
+  qsft demo
+  # three seeds, with the spread over them
+  qsft demo --seeds 3
+  # clean demonstrations: SFT is as good
+  qsft demo --noise 0
+  # a teacher that is confident and wrong: Target-SFT loses
+  qsft demo --wrong_teacher
+  # a teacher that is wrong in half of what it teaches
+  qsft demo --wrong_teacher half
+  # all of these cases in one table
+  qsft demo --scenarios
+  # any targets of `qsft targets`
+  qsft demo --targets sft target_sft:eta=0.2 dft:lr=1e-3
+  # data-level methods beside the targets
+  qsft demo --methods rft,star,grape
+  # a few steps of everything, to check that it runs
+  qsft demo --quick
 """
 
 

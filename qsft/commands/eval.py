@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from qsft.commands import long_options, suggest_option
+from qsft.commands import list_terms, long_options, suggest_option
 from qsft.files import shown
 from qsft.processes import Group, is_main
 from qsft.validation import did_you_mean
@@ -12,17 +12,27 @@ from qsft.validation import did_you_mean
 HELP = "evaluate a model, with Average@n and intervals"
 EXAMPLES = """\
 examples:
+  # a trained model on the five math benchmarks
   qsft eval runs/numina_qwen_math_1p5b-target_sft --tasks math
-  qsft eval numina_qwen_math_1p5b                          the recipe's trained model on the recipe's tasks
-  qsft eval numina_qwen_math_1p5b --target dft             the model that the recipe trained with another target
-  qsft eval --model_name_or_path X --dataset_name my.jsonl the model that `qsft train` trained with these options
+  # the recipe's trained model on the recipe's tasks
+  qsft eval numina_qwen_math_1p5b
+  # the model that the recipe trained with another target
+  qsft eval numina_qwen_math_1p5b --target dft
+  # the model that `qsft train` trained with these options
+  qsft eval --model_name_or_path X --dataset_name my.jsonl
+  # a model of the Hub, with another protocol
   qsft eval Qwen/Qwen2.5-1.5B --tasks medical --protocol li-medical
+  # a task of your own: one {"problem", "answer"} per line
   qsft eval runs/mine --tasks questions.jsonl --num_samples 4
-                                                           a task of your own: one {"problem", "answer"} per line
-  qsft eval runs/mine --tasks aime24 --data_dir data       problems from data/aime24.jsonl instead of the Hub
-  qsft eval runs/mine --rescore                            grade existing responses again, without a model
-  accelerate launch -m qsft eval runs/mine --tasks math    several processes share the work, each with its GPU
-  qsft eval runs/mine --backend vllm --engine gpu_memory_utilization=0.8 enforce_eager=true
+  # problems from data/aime24.jsonl instead of the Hub
+  qsft eval runs/mine --tasks aime24 --data_dir data
+  # grade existing responses again, without a model
+  qsft eval runs/mine --rescore
+  # several processes share the work, each with its GPU
+  accelerate launch -m qsft eval runs/mine --tasks math
+  # vLLM with arguments of its engine
+  qsft eval runs/mine --backend vllm \\
+    --engine gpu_memory_utilization=0.8 enforce_eager=true
 """
 
 # Options that replace a single setting of the protocol.
@@ -52,7 +62,6 @@ EVALUATE_OPTIONS = (
 def description() -> str:
     from qsft.evals.protocol import PROTOCOL_TITLES
 
-    protocols = "\n".join(f"  {name:<21} {title}" for name, title in PROTOCOL_TITLES.items())
     return (
         "Sample responses, grade them and write a report. A killed evaluation continues. It is an error if the "
         "settings differ from those of existing results.\n\nMODEL is the directory of a model or LoRA adapter, or a "
@@ -60,7 +69,7 @@ def description() -> str:
         "replaces one of its keys, as for `qsft train`. Without MODEL and RECIPE, --model_name_or_path names the "
         "model. If --dataset_name is also given, the keys describe a training, and the model that `qsft train` "
         "trained with these keys is evaluated."
-        f"\n\nprotocols:\n{protocols}"
+        f"\n\nprotocols:\n{list_terms(PROTOCOL_TITLES)}"
     )
 
 

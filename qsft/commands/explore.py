@@ -11,12 +11,19 @@ HELP = "make HTML pages about targets, tokens, alignment and runs"
 DESCRIPTION = "Make a page as one HTML file, which works offline."
 EXAMPLES = """\
 examples:
-  qsft explore targets                                                every method with sliders
-  qsft explore tokens numina_qwen_math_1p5b --num_documents 20        documents of a recipe, token by token
-  qsft explore tokens --model_name_or_path out --teacher_cache CACHE  sample documents of the cache
-  qsft explore tokens RECIPE --target kd_hybrid --c 0.5               the same with another target
-  qsft explore alignment --model_name_or_path X --teacher Y --dataset_name my.jsonl
-  qsft explore run out/sft out/target_sft                             training curves in one figure
+  # every method with sliders
+  qsft explore targets
+  # documents of a recipe, token by token
+  qsft explore tokens numina_qwen_math_1p5b --num_documents 20
+  # sample documents of the cache
+  qsft explore tokens --model_name_or_path out --teacher_cache CACHE
+  # the same with another target
+  qsft explore tokens RECIPE --target kd_hybrid --c 0.5
+  # where teacher and student disagree on your data
+  qsft explore alignment --model_name_or_path X --teacher Y \\
+    --dataset_name my.jsonl
+  # training curves in one figure
+  qsft explore run out/sft out/target_sft
 """
 
 

@@ -12,10 +12,16 @@ DESCRIPTION = (
 )
 EXAMPLES = """\
 examples:
+  # memory on 8 GPUs of 80 GB
   qsft plan numina_qwen_math_7b --gpus 8 --gpu_memory 80
+  # a recipe's file, with another batch size
   qsft plan recipes/m23k_llama_8b.yaml --gpus 64 --per_device_train_batch_size 2
-  qsft plan numina_qwen_math_1p5b --train_tokens_per_second 40000 --capture_tokens_per_second 90000
-  qsft plan --model_name_or_path Qwen/Qwen3-0.6B --teacher Qwen/Qwen3-4B --dataset_name my.jsonl
+  # hours, from speeds that were measured or assumed
+  qsft plan numina_qwen_math_1p5b --train_tokens_per_second 40000 \\
+    --capture_tokens_per_second 90000
+  # your own model and data
+  qsft plan --model_name_or_path Qwen/Qwen3-0.6B --teacher Qwen/Qwen3-4B \\
+    --dataset_name my.jsonl
 """
 
 

@@ -12,8 +12,10 @@ DESCRIPTION = (
 )
 EXAMPLES = """\
 examples:
-  qsft report                           everything evaluated in runs/, sweeps/ and evals/
-  qsft report runs/ --output_dir paper  report.html, report.md, report.tex and report.json
+  # everything evaluated in runs/, sweeps/ and evals/
+  qsft report
+  # report.html, report.md, report.tex and report.json
+  qsft report runs/ --output_dir paper
 """
 
 

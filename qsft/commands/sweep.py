@@ -16,10 +16,18 @@ DESCRIPTION = (
 )
 EXAMPLES = """\
 examples:
-  qsft sweep numina_qwen_math_1p5b --grid target=base,sft,dft,kd_hybrid,target_sft eta=0.2,0.5,1.0
-  qsft sweep recipes/m23k_qwen_1p5b.yaml --grid target=sft,target_sft --eval "--limit 100" --learning_rate 2e-5
-  qsft sweep numina_qwen_math_1p5b --grid target=sft,target_sft --accelerate_config zero3 --dry_run
-  qsft sweep --model_name_or_path X --teacher Y --dataset_name my.jsonl --grid target=sft,target_sft
+  # the untrained student, four targets, three values of η
+  qsft sweep numina_qwen_math_1p5b \\
+    --grid target=base,sft,dft,kd_hybrid,target_sft eta=0.2,0.5,1.0
+  # with options of `qsft eval` and of `qsft train`
+  qsft sweep recipes/m23k_qwen_1p5b.yaml --grid target=sft,target_sft \\
+    --eval "--limit 100" --learning_rate 2e-5
+  # only list the runs and what each still needs
+  qsft sweep numina_qwen_math_1p5b --grid target=sft,target_sft \\
+    --accelerate_config zero3 --dry_run
+  # your own model and data
+  qsft sweep --model_name_or_path X --teacher Y --dataset_name my.jsonl \\
+    --grid target=sft,target_sft
 """
 
 

@@ -7,9 +7,12 @@ HELP = "list the named targets, each a choice of (γ, π̃)"
 DESCRIPTION = "List the named targets, or describe one of them."
 EXAMPLES = """\
 examples:
-  qsft targets               every target with what it needs and a short description
-  qsft targets target_sft    formula, hyper-parameters and reference of one target
-  qsft targets --markdown    the table as Markdown
+  # every target with what it needs and a short description
+  qsft targets
+  # formula, hyper-parameters and reference of one target
+  qsft targets target_sft
+  # the table as Markdown
+  qsft targets --markdown
 """
 WIDTH = 80
 

@@ -11,11 +11,18 @@ if TYPE_CHECKING:
 HELP = "train a recipe, and build its teacher cache first"
 EXAMPLES = """\
 examples:
-  qsft train numina_qwen_math_1p5b --dry_run              what the packaged recipe would do here
+  # check a packaged recipe and print what it would do
+  qsft train numina_qwen_math_1p5b --dry_run
+  # the same recipe with another target
   qsft train recipes/numina_qwen_math_1p5b.yaml --target sft
-  qsft train recipes/m23k_llama_8b.yaml --accelerate_config zero3 --num_processes 8
-  qsft train --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/Capybara --target dft --output_dir out
-  accelerate launch recipes/numina_qwen_math_1p5b.yaml    the same without this command
+  # on eight GPUs with ZeRO-3
+  qsft train recipes/m23k_llama_8b.yaml --accelerate_config zero3 \\
+    --num_processes 8
+  # your own model and data
+  qsft train --model_name_or_path Qwen/Qwen3-0.6B \\
+    --dataset_name trl-lib/Capybara --target dft --output_dir out
+  # a recipe is a program that accelerate launches
+  accelerate launch recipes/numina_qwen_math_1p5b.yaml
 """
 
 

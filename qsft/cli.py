@@ -30,9 +30,12 @@ qsft: supervised fine-tuning as target distribution design.
 
 FIRST_STEPS = """\
 first steps:
-  qsft demo                                    the paper's effect in minutes on a laptop CPU, without a download
-  qsft targets                                 the named targets, each a choice of (γ, π̃)
-  qsft train numina_qwen_math_1p5b --dry_run   print what a recipe would do
+  # the paper's effect in minutes on a laptop CPU, without a download
+  qsft demo
+  # the named targets, each a choice of (γ, π̃)
+  qsft targets
+  # check a packaged recipe and print what it would do
+  qsft train numina_qwen_math_1p5b --dry_run
 """
 
 

@@ -1,8 +1,8 @@
 """The fused head inside `model.forward`: where hidden states meet labels and teacher.
 
 Labels are shifted here for training, scoring and capturing: `_label_rows` pairs the state at t−1 with the label at t,
-and `_rows` takes what else is known of token t. The collator's `label_positions` are positions in labels[:, 1:]. The
-head runs inside the model's own forward, selected by a keyword, and there inside its output layer, so that the hooks of
+`_rows` takes what else is known of token t, and `find_label_positions` is what a collator may call beforehand. The head
+runs inside the model's own forward, selected by a keyword, and there inside its output layer, so that the hooks of
 DDP, FSDP2 and ZeRO run as they do without it:
 
     attach_target_head(model)
@@ -28,7 +28,7 @@ from qsft.losses.fused import fused_target_loss
 from qsft.losses.label_tokens import LabelTokens, fused_label_logps
 from qsft.losses.projection import Projection
 from qsft.targets.target import Target
-from qsft.targets.view import SideInputs, TopK
+from qsft.targets.view import IGNORED, SideInputs, TopK
 
 _BITS = {torch.float16: torch.int16, torch.float32: torch.int32}
 _FLOATS = {bits: floats for floats, bits in _BITS.items()}
@@ -37,8 +37,7 @@ TEACHER_INPUTS = ("teacher_ids", "teacher_logps", "teacher_label_logp", "teacher
 SIDE_INPUTS = ("ref_logp", "old_logp", "weight", "critical", "document")
 CARRIED_AS_BITS = (*TEACHER_INPUTS[1:], "ref_logp", "old_logp", "weight")
 COLUMN_INPUT = "column_"  # prefix of further columns of the data set, which are carried as bits too
-# Where the labels after the first column are (flattened), found by the collator: see LabelTokens.
-LABEL_POSITIONS = "label_positions"
+LABEL_POSITIONS = "label_positions"  # what `find_label_positions` returns
 HEAD_INPUTS = (*TEACHER_INPUTS, *SIDE_INPUTS, "teacher", "vocab_size", LABEL_POSITIONS)
 
 
@@ -87,6 +86,15 @@ def to_bits(values: Tensor) -> Tensor:
 def from_bits(bits: Tensor) -> Tensor:
     """The floats of `to_bits`; a float tensor is returned as it is."""
     return bits.view(_FLOATS[bits.dtype]) if bits.dtype in _FLOATS else bits
+
+
+def find_label_positions(labels: Int[Tensor, "B T"]) -> Int[Tensor, " N"]:
+    """The positions of the label tokens in the flattened labels[:, 1:].
+
+    A batch that has them saves the head a host-device synchronization: see LabelTokens.
+    """
+    positions: Tensor = (labels[:, 1:] != IGNORED).flatten().nonzero()[:, 0]
+    return positions
 
 
 def base_causal_lm(model: nn.Module) -> nn.Module:

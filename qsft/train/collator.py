@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsft.losses.head import LABEL_POSITIONS, TEACHER_INPUTS, to_bits
+from qsft.losses.head import LABEL_POSITIONS, TEACHER_INPUTS, find_label_positions, to_bits
 from qsft.targets.view import EMPTY, IGNORED
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Collator, Span, document_index, document_key, label_positions, spans
@@ -67,7 +67,7 @@ class TeacherCollator:
         if self.num_embeddings is not None:
             check_ids(batch, self.num_embeddings)
         if self.attach_label_positions and "labels" in batch:
-            batch[LABEL_POSITIONS] = (batch["labels"][:, 1:] != IGNORED).flatten().nonzero()[:, 0]
+            batch[LABEL_POSITIONS] = find_label_positions(batch["labels"])
         if self.cache is None and not self.attach_document and not self.columns:
             return batch
         document_spans = spans(batch, features)

@@ -53,9 +53,9 @@ class Spec:
     side: SideInputs
     projection: Projection
     chunk: int
-    compute: torch.dtype  # of the matmuls' operands, the gradient of the logits among them
-    stats: torch.dtype  # of the statistics and of gradients that are summed over chunks
-    tile: torch.dtype  # of the tile of logits
+    compute_dtype: torch.dtype  # of the matmuls' operands, the gradient of the logits among them
+    stats_dtype: torch.dtype  # of the statistics and of gradients that are summed over chunks
+    tile_dtype: torch.dtype  # of the tile of logits
     grad_of: tuple[bool, bool, bool]  # hidden, weight, bias
     head_kernel: str
 
@@ -118,7 +118,8 @@ def fused_target_loss(
     labels.check(len(weight))
     if isinstance(teacher, TopK) and teacher.ids.shape[-1] > len(weight):
         raise ValueError(
-            f"the teacher has {teacher.ids.shape[-1]} tokens per position, but the head has only {len(weight)} entries."
+            f"the teacher has {teacher.ids.shape[-1]} tokens per position, but the head has only {len(weight)} "
+            "entries. Pass a TopK with fewer slots, or Full with the whole distribution."
         )
     device = hidden.device.type
     compute = compute_dtype(hidden, weight)
@@ -135,9 +136,9 @@ def fused_target_loss(
         side=(side or SideInputs()).map(lambda value: value.to(hidden.device)),
         projection=Projection(softcap, logit_scale),
         chunk=chunk or tokens_per_chunk(len(hidden), len(weight), tile, device, summed_size, tile_mib),
-        compute=compute,
-        stats=stats,
-        tile=tile,
+        compute_dtype=compute,
+        stats_dtype=stats,
+        tile_dtype=tile,
         grad_of=grad_of,  # type: ignore[arg-type]
         head_kernel=head_kernel,
     )
@@ -188,17 +189,17 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def _forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, spec: Spec) -> tuple[Tensor, Tensor, Gradients]:
-    h_all = hidden.to(spec.compute)
-    w = weight.to(spec.compute)
+    h_all = hidden.to(spec.compute_dtype)
+    w = weight.to(spec.compute_dtype)
 
     def label_logp() -> Tensor:
         return fused_label_logps(h_all, w, bias, spec.labels, spec.projection, spec.chunk)
 
     spec = replace(spec, side=spec.target.prepare(spec.side, spec.teacher, label_logp))
     grads = _allocate_gradients(hidden, weight, bias, spec)
-    loss = hidden.new_zeros((), dtype=spec.stats)
-    sums = hidden.new_zeros(len(SUM_NAMES), dtype=spec.stats)
-    tile = hidden.new_empty((min(spec.chunk, len(hidden)), len(weight)), dtype=spec.tile)
+    loss = hidden.new_zeros((), dtype=spec.stats_dtype)
+    sums = hidden.new_zeros(len(SUM_NAMES), dtype=spec.stats_dtype)
+    tile = hidden.new_empty((min(spec.chunk, len(hidden)), len(weight)), dtype=spec.tile_dtype)
     work = kernel_tile(spec, bias, tile) or TorchTile(spec, bias, tile)
     for start in range(0, len(hidden), spec.chunk):
         h = h_all[start : start + spec.chunk]
@@ -218,11 +219,11 @@ def _allocate_gradients(hidden: Tensor, weight: Tensor, bias: Tensor | None, spe
     # Without any token nothing is written, so that the gradients must be zeros.
     allocate = torch.empty_like if len(hidden) else torch.zeros_like
     of_hidden, of_weight, of_bias = spec.grad_of
-    grad_hidden = allocate(hidden, dtype=spec.tile) if of_hidden else None
+    grad_hidden = allocate(hidden, dtype=spec.tile_dtype) if of_hidden else None
     one_chunk = len(hidden) <= spec.chunk
-    weight_dtype = weight_gradient_dtype(weight.dtype, spec.compute, spec.tile, one_chunk=one_chunk)
+    weight_dtype = weight_gradient_dtype(weight.dtype, spec.compute_dtype, spec.tile_dtype, one_chunk=one_chunk)
     grad_weight = allocate(weight, dtype=weight_dtype) if of_weight else None
-    grad_bias = allocate(bias, dtype=spec.stats) if of_bias and bias is not None else None
+    grad_bias = allocate(bias, dtype=spec.stats_dtype) if of_bias and bias is not None else None
     return grad_hidden, grad_weight, grad_bias
 
 
@@ -232,9 +233,9 @@ class TorchTile:
     def __init__(self, spec: Spec, bias: Tensor | None, tile: Float[Tensor, "n V"]) -> None:
         self.spec = spec
         self.bias = bias
-        self.rows = rows_per_block(tile.shape[-1], spec.stats, tile.device.type)
-        self.probs = torch.empty_like(tile[: self.rows], dtype=spec.stats)
-        self.wide_logits = None if tile.dtype == spec.stats else torch.empty_like(self.probs)
+        self.rows = rows_per_block(tile.shape[-1], spec.stats_dtype, tile.device.type)
+        self.probs = torch.empty_like(tile[: self.rows], dtype=spec.stats_dtype)
+        self.wide_logits = None if tile.dtype == spec.stats_dtype else torch.empty_like(self.probs)
 
     def gradient_over_logits_(self, products: Float[Tensor, "n V"], rows: slice) -> tuple[Tensor, Tensor]:
         """The loss and the sums of these tokens; ∂loss/∂(h·Wᵀ) takes the place of their products: see `gradient`."""
@@ -266,7 +267,7 @@ class TorchTile:
 
     def gradient(self, z: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Where the gradient of the rows `z` is written: over them, in the dtype of the matmuls."""
-        return in_place_as(z, self.spec.compute)
+        return in_place_as(z, self.spec.compute_dtype)
 
 
 def _accumulate(grads: Gradients, grad: Float[Tensor, "n V"], h: Tensor, w: Tensor, start: int) -> None:

@@ -106,7 +106,7 @@ class KernelTile:
         self.bias = bias
         self.outside = outside
         width = 1 + (spec.teacher.ids.shape[-1] if isinstance(spec.teacher, TopK) else 0)
-        self.rows = rows_per_block(width * width, spec.stats, "cuda")  # tokens are compared with tokens
+        self.rows = rows_per_block(width * width, spec.stats_dtype, "cuda")  # tokens are compared with tokens
 
     def gradient_over_logits_(self, z: Float[Tensor, "n V"], rows: slice) -> tuple[Tensor, Tensor]:
         """The loss and the sums of these rows; ∂loss/∂(h·Wᵀ) takes the place of their products: see `gradient`."""
@@ -128,12 +128,12 @@ class KernelTile:
             values = q.gradient_at(columns, (at - row.lse[:, None]).exp(), q.scale) * spec.projection.slope(at)
             factor = q.scale * q.student_factor()
             kernels.write_gradient(z, self.gradient(z), self.bias, spec.projection, row.lse, factor)
-            self.gradient(z).scatter_(-1, columns, values.to(spec.compute))
+            self.gradient(z).scatter_(-1, columns, values.to(spec.compute_dtype))
         return loss_and_sums
 
     def gradient(self, z: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Where the gradient of the rows `z` is written: over them, in the dtype of the matmuls."""
-        return in_place_as(z, self.spec.compute)
+        return in_place_as(z, self.spec.compute_dtype)
 
     def _statistics_and_outside(
         self, z: Float[Tensor, "n V"], logits: GatherOnly, slots: Int[Tensor, "n K"]

@@ -152,7 +152,7 @@ class TeacherCache:
             documents = Documents(documents)
         if not check and self.is_complete(documents):
             return []
-        has_labels = documents.overview.labels > 0
+        has_labels = documents.overview.label_counts > 0
         places = self._find(documents.overview.keys)
         if check:
             for place in np.unique(places[(places >= 0) & has_labels]):

@@ -23,7 +23,7 @@ Tokens = Any  # a list, a numpy array or a tensor of integers
 Document = dict[str, np.ndarray]  # input_ids and labels of one unit of attention
 Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
-RUN_TOKENS = 1 << 18  # tokens that are converted and hashed at once: they stay in the processor's cache
+GROUP_TOKENS = 1 << 18  # tokens that are converted and hashed at once: they stay in the processor's cache
 INT32 = np.iinfo(np.int32)
 NO_DOCUMENTS = np.zeros((0, 3), np.int64)
 FILE_FORMATS = ("arrow", "csv", "generator", "json", "pandas", "parquet", "text")  # that `datasets` gives as a name
@@ -48,11 +48,11 @@ class Overview(NamedTuple):
     """What a capture and a lookup need to know of every document, without its tokens."""
 
     keys: np.ndarray  # uint8 [n, 16]
-    labels: np.ndarray  # number of label positions of each
+    label_counts: np.ndarray  # number of label positions of each
     id_range: tuple[int, int]  # lowest and highest token id, labels included
 
 
-class Run(NamedTuple):
+class DocumentGroup(NamedTuple):
     """Documents that are neighbors in memory, as int32; each document's first label is ignored."""
 
     indices: np.ndarray  # of the documents
@@ -97,8 +97,8 @@ class Documents(Sequence[Document]):
 
     def tokens(self, index: int) -> np.ndarray:
         """int32 [2, T]: input_ids and labels of a document, the first label ignored as in its key."""
-        [run] = self._runs(np.array([index]))
-        return np.stack([run.ids, run.labels])
+        [group] = self._groups(np.array([index]))
+        return np.stack([group.ids, group.labels])
 
     @cached_property
     def overview(self) -> Overview:
@@ -106,12 +106,13 @@ class Documents(Sequence[Document]):
         keys = np.zeros((len(self), 16), np.uint8)
         counts = np.zeros(len(self), np.int64)
         ranges = [(0, 0)]
-        for run in self._runs(self._memory_order()):
-            labels_before = np.concatenate([[0], np.cumsum(run.labels != IGNORED)])
-            counts[run.indices] = np.diff(labels_before[run.bounds])
-            ranges.append(run.id_range)
-            digests = [_key(run.ids[start:end], run.labels[start:end]) for start, end in pairwise(run.bounds.tolist())]
-            keys[run.indices] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+        for group in self._groups(self._memory_order()):
+            labels_before = np.concatenate([[0], np.cumsum(group.labels != IGNORED)])
+            counts[group.indices] = np.diff(labels_before[group.bounds])
+            ranges.append(group.id_range)
+            bounds = pairwise(group.bounds.tolist())
+            digests = [_key(group.ids[start:end], group.labels[start:end]) for start, end in bounds]
+            keys[group.indices] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
         return Overview(keys, counts, _span(ranges))
 
     @cached_property
@@ -119,7 +120,7 @@ class Documents(Sequence[Document]):
         """The lowest and highest token id, labels included; cheaper than `overview`, which has it as well."""
         if "overview" in self.__dict__:
             return self.overview.id_range
-        return _span([(0, 0), *(run.id_range for run in self._runs(self._memory_order()))])
+        return _span([(0, 0), *(group.id_range for group in self._groups(self._memory_order()))])
 
     @cached_property
     def digest(self) -> str:
@@ -146,7 +147,7 @@ class Documents(Sequence[Document]):
         """The documents in the order of memory, so that a shuffled data set is read as fast as one that is not."""
         return np.lexsort((self._start, self._buffer))
 
-    def _runs(self, order: np.ndarray) -> Iterator[Run]:
+    def _groups(self, order: np.ndarray) -> Iterator[DocumentGroup]:
         """Yield the documents in this order, those that are neighbors in memory together."""
         if not len(order):
             return
@@ -156,8 +157,8 @@ class Documents(Sequence[Document]):
         total = np.cumsum(length)
         other_buffer = buffer[1:] != buffer[:-1]
         not_adjacent = start[1:] != (start + length)[:-1]
-        run_is_full = total[1:] // RUN_TOKENS != total[:-1] // RUN_TOKENS
-        edges = np.flatnonzero(other_buffer | not_adjacent | run_is_full) + 1
+        is_full = total[1:] // GROUP_TOKENS != total[:-1] // GROUP_TOKENS
+        edges = np.flatnonzero(other_buffer | not_adjacent | is_full) + 1
         for first, end in pairwise([0, *edges.tolist(), len(order)]):
             bounds = np.concatenate([[0], np.cumsum(length[first:end])])
             tokens = slice(start[first], start[first] + bounds[-1])
@@ -165,7 +166,7 @@ class Documents(Sequence[Document]):
             ids = _int32(flat_ids[tokens])
             labels = _int32(flat_labels[tokens]).copy()
             labels[bounds[:-1][length[first:end] > 0]] = IGNORED
-            yield Run(order[first:end], ids, labels, bounds)
+            yield DocumentGroup(order[first:end], ids, labels, bounds)
 
     def _read(self, dataset: Any) -> np.ndarray:
         """Add the documents of a data set; (buffer, start, length) of each."""

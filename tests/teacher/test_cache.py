@@ -107,7 +107,7 @@ def test_a_second_start_makes_no_pass_over_the_data(build, documents, tmp_path, 
         raise AssertionError("the data were read")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Documents, "_runs", no_pass)
+        patch.setattr(Documents, "_groups", no_pass)
         build(load_from_disk(tmp_path / "data"))
         assert TeacherCache(cache.path).missing(Documents(load_from_disk(tmp_path / "data")), check=False) == []
         with pytest.raises(AssertionError, match="were read"):

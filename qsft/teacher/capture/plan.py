@@ -21,7 +21,7 @@ class Plan:
     batch_tokens   tokens of a batch at most, padding included
     keys           uint8 [n, 16]
     index          where each of them stands in `documents`
-    labels         label positions of each
+    label_counts   label positions of each
     lengths        tokens of each
     batches        arrays of places in `keys`
     """
@@ -30,15 +30,16 @@ class Plan:
     batch_tokens: int
     keys: np.ndarray
     index: np.ndarray
-    labels: np.ndarray
+    label_counts: np.ndarray
     lengths: np.ndarray
     batches: list[np.ndarray]
 
     @classmethod
     def of(cls, documents: Documents, batch_tokens: int) -> "Plan":
         """Plan the capture of a data set; ValueError when no document has a label."""
-        keys, labels, _ = documents.overview
-        with_labels = np.flatnonzero(labels)
+        keys = documents.overview.keys
+        label_counts = documents.overview.label_counts
+        with_labels = np.flatnonzero(label_counts)
         if not len(with_labels):
             raise ValueError(
                 "no document of the data set has a label after its first token, so there is nothing to capture. Check "
@@ -48,7 +49,13 @@ class Plan:
         index = with_labels[first_copies]
         lengths = documents.lengths[index]
         return cls(
-            documents, batch_tokens, keys[index], index, labels[index], lengths, plan_batches(lengths, batch_tokens)
+            documents=documents,
+            batch_tokens=batch_tokens,
+            keys=keys[index],
+            index=index,
+            label_counts=label_counts[index],
+            lengths=lengths,
+            batches=plan_batches(lengths, batch_tokens),
         )
 
     def batches_of(self, replica: Replica, missing: np.ndarray) -> list[np.ndarray]:

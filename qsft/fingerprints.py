@@ -27,6 +27,8 @@ _NOT_COMPUTATION = (
     "_attn_implementation", "_attn_implementation_autoset", "bos_token_id", "eos_token_id", "pad_token_id",
     "task_specific_params",
 )  # fmt: skip
+# What adapter_config.json says beside what the adapter computes.
+ADAPTER_BOOKKEEPING = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version")
 
 
 def digest(content: bytes) -> str:
@@ -76,7 +78,7 @@ def sampled_weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str | 
 
     total = hashlib.blake2b(digest_size=16)
     for name, parameter in sorted(parameters, key=lambda pair: pair[0]):
-        if hasattr(parameter, "ds_id") or hasattr(parameter, "full_tensor"):  # ZeRO-3, FSDP2
+        if is_partial(parameter):
             return None
         flat = parameter.detach().reshape(-1)
         stride = max(1, len(flat) // SAMPLED_VALUES)
@@ -84,6 +86,11 @@ def sampled_weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str | 
         total.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
         total.update(values.view(torch.uint8).numpy().data)
     return total.hexdigest()
+
+
+def is_partial(parameter: "Tensor") -> bool:
+    """Whether this process holds only a part of a parameter, under ZeRO-3 or FSDP2."""
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "full_tensor")
 
 
 def config_digest(config: "PretrainedConfig") -> str:

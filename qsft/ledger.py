@@ -186,6 +186,8 @@ def write_sealed_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None
 
 # ---- settings of earlier work ----
 
+SETTINGS = "settings.json"  # the file of a directory that holds the settings that made its records
+
 
 def changed_settings(
     recorded: Mapping[str, Any], requested: Mapping[str, Any], *, allowed: Collection[str] = ()

@@ -64,8 +64,3 @@ def checkpoint_paths(run: str | Path) -> list[Path]:
     """The directories checkpoint-N of a run, highest step first, complete or not."""
     found = [path for path in Path(run).glob("checkpoint-*") if is_checkpoint_name(path.name) and path.is_dir()]
     return sorted(found, key=checkpoint_step, reverse=True)
-
-
-def has_final_model(run: str | Path) -> bool:
-    """Whether the directory itself holds a model: a full model or an adapter."""
-    return any(Path(run, name).is_file() for name in ("config.json", "adapter_config.json"))

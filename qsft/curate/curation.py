@@ -26,11 +26,10 @@ from qsft.curate.row_formats import TOKENS
 from qsft.data.sources import CURATED_MANIFEST as MANIFEST
 from qsft.evals.grading.pool import Judges, check_math_verify
 from qsft.files import TEMPORARY, read_json, write_json, write_lines
-from qsft.ledger import Ledger, Record, changed_settings, move_aside
+from qsft.ledger import SETTINGS, Ledger, Record, changed_settings, move_aside
 from qsft.processes import Group
 from qsft.user_functions import import_function
 
-SETTINGS = "settings.json"
 ROWS = "rows.jsonl"
 GENERATIONS = "generations"
 ROUNDS = "rounds"

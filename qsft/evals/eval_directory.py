@@ -21,6 +21,7 @@ from qsft.evals.tasks import Problem
 from qsft.files import make_directory, read_json, shown, write_json
 from qsft.inference.sampling import Generation
 from qsft.ledger import (
+    SETTINGS,
     Key,
     Ledger,
     Record,
@@ -33,7 +34,6 @@ from qsft.ledger import (
 )
 from qsft.processes import Group
 
-SETTINGS = "settings.json"
 PROBLEMS = "problems"
 GENERATIONS = "generations"
 GRADES = "grades"

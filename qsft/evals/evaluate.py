@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from qsft.data.prompts import encode
-from qsft.evals.eval_directory import SETTINGS, EvalDirectory, TaskSettings
+from qsft.evals.eval_directory import EvalDirectory, TaskSettings
 from qsft.evals.grading.grade import Grade
 from qsft.evals.grading.pool import Judges, check_math_verify
 from qsft.evals.problems import load_problems
@@ -22,7 +22,7 @@ from qsft.files import shown
 from qsft.inference.model import InferenceModel
 from qsft.inference.sampling import Generation, Request
 from qsft.inference.vllm_engine import EngineOptions
-from qsft.ledger import Key, Record, changed_settings
+from qsft.ledger import SETTINGS, Key, Record, changed_settings
 from qsft.processes import Group
 from qsft.progress import Progress
 

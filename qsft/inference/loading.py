@@ -124,7 +124,10 @@ def adapter_base(name: str | Path, revision: str | None = None, **download: Any)
     config = read_json(Path(found), "Save the adapter again, or pass its base model.")
     base = config.get("base_model_name_or_path")
     if not base:
-        raise ValueError(f"the adapter {name} does not name its base model (base_model_name_or_path in {found}).")
+        raise ValueError(
+            f"the adapter {name} does not name its base model. Add base_model_name_or_path to {found}, or merge the "
+            "adapter into its base and pass that model."
+        )
     return str(base), config.get("revision")
 
 
@@ -173,7 +176,7 @@ def has_device_map(model: nn.Module) -> bool:
 
 
 def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The torch dtype of that name; None for None and "auto".
+    """The floating-point torch dtype of that name; None for None and "auto".
 
     >>> parse_dtype("bfloat16")
     torch.bfloat16
@@ -181,8 +184,8 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or dtype == "auto":
         return None
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"unknown dtype {dtype!r}; use 'bfloat16', 'float16', 'float32' or 'auto'.")
+    if not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise ValueError(f"unknown dtype {dtype!r}; choose auto, float32, bfloat16 or float16.")
     return found
 
 

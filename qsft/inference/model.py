@@ -76,12 +76,10 @@ class InferenceModel:
     def _resolve_dtype(self) -> str:
         if self.in_memory is not None:
             return loading.dtype_name(self.in_memory.dtype)
-        if self.dtype == "auto":
+        dtype = loading.parse_dtype(self.dtype)
+        if dtype is None:
             return "bfloat16" if torch.device(self.device or "cpu").type == "cuda" else "float32"
-        dtype = getattr(torch, self.dtype, None)
-        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise ValueError(f"unknown dtype {self.dtype!r}; choose auto, float32, bfloat16 or float16.")
-        return self.dtype
+        return loading.dtype_name(dtype)
 
     @property
     def in_memory(self) -> PreTrainedModel | None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from transformers.utils import logging
 
+from qsft.fingerprints import is_partial
 from qsft.inference.loading import input_device
 from qsft.processes import Group
 from qsft.run_directory import BASE
@@ -198,10 +199,7 @@ def check_same_in_every_process(model: nn.Module) -> None:
 
 def _warn_if_base_differs(student: nn.Module, cache: TeacherCache) -> None:
     """Warn when the base that was captured does not have the student's weights: resized, merged or edited in memory."""
-    is_partial = any(
-        hasattr(parameter, "ds_id") or hasattr(parameter, "full_tensor") for parameter in student.parameters()
-    )
-    if is_partial:
+    if any(map(is_partial, student.parameters())):
         return
     captured = cache.manifest.identity.teacher
     with adapters_disabled(student):

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
 from qsft.files import write_json
-from qsft.fingerprints import config_digest, digest_json, sampled_weights_digest
+from qsft.fingerprints import ADAPTER_BOOKKEEPING, config_digest, digest_json, sampled_weights_digest
 from qsft.run_directory import RUN_RECORD
 from qsft.teacher.documents import Documents
 from qsft.train.checkpoints import Checkpoint, read_run_record
@@ -34,8 +34,6 @@ RECORDED_SETTINGS = (
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size",
     "save_steps", "logging_steps", "output_dir",
 )  # fmt: skip
-# Fields of an adapter's config that do not change what it computes; the base model is compared by its weights.
-NOT_THE_ADAPTER = ("base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping")
 # Values that one of two runs may not know: streamed data, and weights that are sharded over processes.
 MAY_BE_UNKNOWN = ("data", "base_weights")
 
@@ -189,7 +187,7 @@ def _adapter_digest(model: Any) -> str | None:
     if not isinstance(model, PeftModel):
         return None
     config = model.active_peft_config.to_dict()
-    return digest_json(_as_json({name: value for name, value in config.items() if name not in NOT_THE_ADAPTER}))
+    return digest_json(_as_json({name: value for name, value in config.items() if name not in ADAPTER_BOOKKEEPING}))
 
 
 def _frozen_weights_digest(model: Any) -> str | None:

@@ -60,8 +60,6 @@ ARGUMENTS_WITHOUT_EFFECT = frozenset(
         "weights_only",
     }
 )  # fmt: skip
-# What adapter_config.json says beside what the adapter computes.
-ADAPTER_BOOKKEEPING = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version")
 ENOUGH_MEMORY = 1 / 3  # share of a GPU's memory below which larger batches would help
 
 
@@ -264,7 +262,9 @@ class TransformersSource(TeacherSource):
 
     def _check_exists(self) -> None:
         if looks_like_path(self.name) and not Path(self.name).exists():
-            raise FileNotFoundError(f"there is no directory {self.name}, neither of a teacher model nor of its cache.")
+            raise FileNotFoundError(
+                f"there is no directory {self.name}, neither of a teacher model nor of its cache. Check the path."
+            )
 
     def _adapter_base(self) -> tuple[str, str | None] | None:
         self._check_exists()
@@ -373,7 +373,7 @@ def _computation_digest(model: Any) -> str:
 
 
 def _adapter_digest(settings: Mapping[str, Any]) -> str:
-    kept = {name: value for name, value in settings.items() if name not in ADAPTER_BOOKKEEPING}
+    kept = {name: value for name, value in settings.items() if name not in fingerprints.ADAPTER_BOOKKEEPING}
     return fingerprints.digest_json(_as_json("adapter_config", kept))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from qsft import __version__
 from qsft.commands import split_recipe
-from qsft.files import too_long
+from qsft.files import too_long_message
 from qsft.processes import exit_process
 from qsft.redaction import redact_text
 from qsft.validation import did_you_mean
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _message(error: ValueError | OSError) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and error.filename is not None:
-        return too_long(error.filename)
+        return too_long_message(error.filename)
     return str(error)
 
 

@@ -128,17 +128,18 @@ def _explained(directory: Path, what: str, needed: int = 0) -> Iterator[None]:
             remedy = "Choose another directory, or make this one writable."
             raise OSError(f"{what} {directory} cannot be written ({error.strerror}). {remedy}") from error
         if error.errno == errno.ENAMETOOLONG:
-            raise OSError(f"{what} cannot be written: {too_long(directory)}") from error
+            raise OSError(f"{what} cannot be written: {too_long_message(directory)}") from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
-            remedy = "a file is in the way. Choose another name."
-            raise OSError(f"{what} {directory} cannot be a directory: {remedy}") from error
+            raise OSError(
+                f"{what} {directory} cannot be a directory: a file is in the way. Choose another name."
+            ) from error
         raise
 
 
-def too_long(path: str | Path) -> str:
+def too_long_message(path: str | Path) -> str:
     """Return the message for a path that the file system does not take (ENAMETOOLONG).
 
-    >>> too_long("a" * 300)
+    >>> too_long_message("a" * 300)
     'the path aaaaaaaaaaaaaaaaaaaa… has 300 characters, which is too long. Choose a shorter one.'
     """
     text = str(path)

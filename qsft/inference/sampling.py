@@ -113,7 +113,9 @@ def plan_requests(requests: Iterable[Request], max_new_tokens: int, context_leng
         if context_length is not None:
             limit = min(limit, context_length - len(request.ids))
         if not request.ids:
-            raise ValueError(f"the prompt of problem {request.problem} has no tokens, so there is nothing to continue.")
+            raise ValueError(
+                f"the prompt of problem {request.problem} has no tokens, so there is nothing to continue. Remove it."
+            )
         if limit < 1:
             raise ValueError(
                 f"the prompt of problem {request.problem} has {len(request.ids)} tokens, which leaves no space for a "

@@ -86,7 +86,7 @@ class Reference(Teacher):
 
 @dataclass(frozen=True)
 class Guided:
-    """π̃ ∝ π_θ^(1−η)·π_T^η (geometric) or π_θ·π_T^η (reward): the student, pulled towards the teacher.
+    """π̃ ∝ π_θ^(1−η)·π_T^η (geometric) or π_θ·π_T^η (reward): the student, guided by the teacher.
 
     η = 0 is the student itself (the p-loss), not the student cut down to the teacher's support.
     """

@@ -43,9 +43,8 @@ def keep_weights_in_float32(args: Any, model: str | nn.Module) -> None:
             f'replace its section "bf16" by "bf16": {{}} and "torch_autocast": {TORCH_AUTOCAST}.'
         )
         return
-    config[
-        "bf16"
-    ] = {}  # accelerate would add a missing section, and transformers compares a given value with args.bf16
+    # Not removed but empty: accelerate would add a missing section, and transformers compares a value with args.bf16.
+    config["bf16"] = {}
     config["torch_autocast"] = TORCH_AUTOCAST
     plugin.set_deepspeed_weakref()  # from_pretrained reads a copy
 

@@ -28,7 +28,7 @@ MODEL_CONFIGS = ("config.json", "adapter_config.json")  # a directory with one o
 INITIALIZATIONS_THAT_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 TRL_DEFAULT_DTYPE = "float32"  # of a student that TRL loads by its name
 
-Teacher = TeacherCache | str | Path | nn.Module | None
+TeacherArgument = TeacherCache | str | Path | nn.Module | None
 
 
 class MissingTeacherError(ValueError):
@@ -98,7 +98,7 @@ class LiveModel:
 
 
 def resolve_teacher(
-    teacher: Teacher,
+    teacher: TeacherArgument,
     target: Target,
     args: Any,
     student: str | nn.Module,
@@ -140,7 +140,7 @@ def resolve_teacher(
         MissingTeacherError: the target needs a teacher and none was given.
         ValueError: the given teacher cannot serve.
     """
-    if not isinstance(teacher, Teacher):
+    if not isinstance(teacher, TeacherArgument):
         raise TypeError(
             f"teacher must be a TeacherCache, a cache's directory, a model id or path, a model, or 'base', got "
             f"{type(teacher).__name__}."
@@ -225,7 +225,7 @@ def _student_checkpoint(student: str | nn.Module) -> str:
     return str(name)
 
 
-def _given_cache_and_model(teacher: Teacher, role: str | None, args: Any) -> tuple[Path | None, Any]:
+def _given_cache_and_model(teacher: TeacherArgument, role: str | None, args: Any) -> tuple[Path | None, Any]:
     """The cache's directory and the model that the user named for a target of this role; None where none was named."""
     if teacher is not None:
         return _given_by_argument(teacher, role, args)

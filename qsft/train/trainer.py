@@ -56,7 +56,7 @@ from qsft.train.metrics import (
 from qsft.train.old_policy import OLD_LOGP, OldPolicy, score_labels
 from qsft.train.open_teacher import open_cache, open_live, teacher_identity
 from qsft.train.run_record import RunRecord
-from qsft.train.teacher import CachedTeacher, LiveModel, Teacher, resolve_teacher, streams_have_teacher
+from qsft.train.teacher import CachedTeacher, LiveModel, TeacherArgument, resolve_teacher, streams_have_teacher
 
 logger = logging.get_logger(__name__)
 
@@ -129,7 +129,7 @@ class TargetSFTTrainer(SFTTrainer):
         formatting_func: Callable[[dict[str, Any]], str] | None = None,
         *,
         target: str | Target | None = None,
-        teacher: Teacher = None,
+        teacher: TeacherArgument = None,
     ) -> None:
         config: Any = adopt_config(args, model)
         validate.check_no_other_loss(config, compute_loss_func)

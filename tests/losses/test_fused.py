@@ -390,7 +390,7 @@ def test_the_sums_are_what_they_say():
     logp = (hidden @ weight.t()).detach().log_softmax(-1)
     p = logp.exp()
     label = logp.gather(-1, batch.labels[:, None])[:, 0]
-    said = ~batch.teacher.empty
+    is_given = ~batch.teacher.empty
     p_t = batch.teacher.label_logp.exp()
     high, teacher_high = label.exp() >= 0.5, p_t >= 0.5
     assert m["tokens"] == 9
@@ -403,15 +403,15 @@ def test_the_sums_are_what_they_say():
     assert m["fallback"] == 1
     assert m["teacher_tokens"] == 8
     live = batch.teacher.live
-    assert m["support_mass"] == pytest.approx((p.gather(-1, batch.teacher.ids) * live)[said].sum().item())
-    assert m["teacher_tail"] == pytest.approx((1 - batch.teacher.logps.exp().sum(-1))[said].sum().item())
+    assert m["support_mass"] == pytest.approx((p.gather(-1, batch.teacher.ids) * live)[is_given].sum().item())
+    assert m["teacher_tail"] == pytest.approx((1 - batch.teacher.logps.exp().sum(-1))[is_given].sum().item())
     in_topk = ((batch.teacher.ids == batch.labels[:, None]) & live).any(-1)
-    assert m["label_in_topk"] == in_topk[said].sum()
-    assert m["teacher_disagrees"] == (batch.teacher.ids[:, 0] != batch.labels)[said].sum()
-    assert m["rescue"] == (~high & teacher_high)[said].sum()
-    assert m["filter"] == (~high & ~teacher_high)[said].sum()
-    assert m["agree"] == (high & teacher_high)[said].sum()
-    assert m["student_only"] == (high & ~teacher_high)[said].sum()
+    assert m["label_in_topk"] == in_topk[is_given].sum()
+    assert m["teacher_disagrees"] == (batch.teacher.ids[:, 0] != batch.labels)[is_given].sum()
+    assert m["rescue"] == (~high & teacher_high)[is_given].sum()
+    assert m["filter"] == (~high & ~teacher_high)[is_given].sum()
+    assert m["agree"] == (high & teacher_high)[is_given].sum()
+    assert m["student_only"] == (high & ~teacher_high)[is_given].sum()
     bins = torch.tensor([m[f"gamma_bin_{i}"] for i in range(64)])
     centered = (label.exp() * 63).round().long()  # the first and last bin are 0 and 1 themselves
     torch.testing.assert_close(bins, torch.bincount(centered, minlength=64).float())

@@ -58,13 +58,13 @@ def test_targets_that_anchor_read_the_untrained_student_not_the_teacher(trainer,
 def test_an_explicit_teacher_is_the_reference_of_a_target_that_anchors(
     trainer, data, tiny_model, tmp_path, monkeypatch
 ):
-    said = []
-    monkeypatch.setattr("qsft.train.teacher.logger.warning", said.append)
+    warnings = []
+    monkeypatch.setattr("qsft.train.teacher.logger.warning", warnings.append)
     given = trainer(data.completion(), target="sft_kl", teacher=tiny_model(seed=5), teacher_cache=str(tmp_path / "c"))
     assert given.cache.path == tmp_path / "c"
     named = trainer(data.completion(), target="sft_kl", teacher_cache=str(tmp_path / "c"))
     assert named.cache.manifest.identity == given.cache.manifest.identity
-    assert [text.split(":")[0] for text in said] == ["the target anchors to a reference"] * 2
+    assert [text.split(":")[0] for text in warnings] == ["the target anchors to a reference"] * 2
 
 
 def test_the_reference_of_an_adapter_is_the_student_with_it_disabled(trainer, data):

@@ -25,7 +25,7 @@ from qsft.teacher.format.complete import note_complete
 from qsft.teacher.format.encoding import bytes_per_label_token
 from qsft.teacher.format.manifest import create_manifest, recover_manifest, refresh_manifest
 from qsft.teacher.identity import Identity, check_settings
-from qsft.teacher.sources.open_source import Teacher, open_source
+from qsft.teacher.sources.open_source import TeacherOrSource, open_source
 from qsft.teacher.sources.source import TeacherSource
 from qsft.teacher.vocabulary import VOCABULARY, Vocabulary
 
@@ -35,7 +35,7 @@ ANNOUNCED_BYTES = 1e9  # a capture that writes more than this below the home dir
 
 def build_cache(
     dataset: Sequence[Mapping[str, Any]],
-    teacher: Teacher,
+    teacher: TeacherOrSource,
     path: str | Path,
     *,
     tokenizer: PreTrainedTokenizerBase,
@@ -192,7 +192,7 @@ class Capture:
     def _compute(self, batches: list[np.ndarray], writer: ShardWriter, bar: Progress, times: WaitingTimes) -> None:
         label_tokens = 0
         for places, documents in read_batches(self.plan, batches, times):
-            label_counts = self.plan.labels[places].tolist()
+            label_counts = self.plan.label_counts[places].tolist()
             log_probs = self.source.log_probs(documents, self.identity.top_k)
             keys = [key.tobytes() for key in self.plan.keys[places]]
             writer.put(ComputedBatch(log_probs, keys, documents, label_counts))
@@ -204,7 +204,7 @@ class Capture:
     def _bytes_needed(self, missing: np.ndarray) -> float:
         """What missing documents take on disk; with top_p the most they can."""
         per_token = bytes_per_label_token(self.identity.cache_encoding, self.identity.top_k, self.identity.vocab_size)
-        return float(self.plan.labels[missing].sum() * per_token)
+        return float(self.plan.label_counts[missing].sum() * per_token)
 
     def _check_space(self) -> None:
         needed = self._bytes_needed(self.missing)

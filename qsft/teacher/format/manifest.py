@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from qsft.files import publish, too_long
+from qsft.files import publish, too_long_message
 from qsft.fingerprints import digest
 from qsft.teacher.format.shards import SHARD_NAME, VERSION, DamagedShard, Shard, ShardStatistics, published_shards
 from qsft.teacher.identity import Identity
@@ -59,14 +59,14 @@ def read_manifest(directory: Path) -> Manifest:
             raise ValueError(f"there is no teacher cache {directory}: the directory does not exist. Check the path.")
         raise ValueError(f"{directory} is not a teacher cache: it has no {MANIFEST}. `qsft cache build` makes one.")
     if path.stat().st_size > LARGEST_BYTES:
-        raise ValueError(f"{path} is larger than a manifest can be ({path.stat().st_size} bytes).")
+        raise ValueError(f"{path} is larger than a manifest can be ({path.stat().st_size} bytes). {LOST_MANIFEST}")
     raw = path.read_bytes()
     try:
         content = json.loads(raw)  # accepts the surrogates that file names may contain
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}). {LOST_MANIFEST}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path} does not describe a {FORMAT}.")
+        raise ValueError(f"{path} does not describe a {FORMAT}. Check the path of the cache.")
     if type(content.get("version")) is not int or content["version"] != VERSION:
         raise ValueError(
             f"{path} has format version {content.get('version')!r}; this qsft reads version {VERSION}. "
@@ -84,7 +84,7 @@ def is_cache(directory: str | Path) -> bool:
         return Path(directory, MANIFEST).is_file()
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise ValueError(too_long(directory)) from error
+            raise ValueError(too_long_message(directory)) from error
         raise
 
 

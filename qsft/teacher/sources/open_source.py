@@ -9,11 +9,11 @@ from torch import nn
 from qsft.teacher.sources.source import TeacherSource
 from qsft.teacher.sources.transformers_source import TransformersSource
 
-Teacher = str | Path | nn.Module | TeacherSource
+TeacherOrSource = str | Path | nn.Module | TeacherSource
 
 
 def open_source(
-    teacher: Teacher,
+    teacher: TeacherOrSource,
     *,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,

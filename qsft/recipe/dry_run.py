@@ -30,7 +30,7 @@ from qsft.targets.view import IGNORED
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.format.encoding import bytes_per_label_token
 from qsft.teacher.format.manifest import MANIFEST
-from qsft.teacher.sources.transformers_source import TransformersSource
+from qsft.teacher.sources.open_source import open_source
 from qsft.teacher.vocabulary import Vocabulary
 from qsft.train.columns import check_columns_exist, columns_read_by
 from qsft.train.open_teacher import capture_settings
@@ -167,7 +167,7 @@ def teacher_lines(job: Job, data: TrainingData | None, tokenizer: PreTrainedToke
     else:
         yield role, model or "the cache alone"
         if isinstance(model, str) and tokenizer is not None and not is_function_name(model):
-            TransformersSource(model).shared_ids(Vocabulary.of(tokenizer))
+            open_source(model).shared_ids(Vocabulary.of(tokenizer))
             yield "tokenizers", "match"
     if isinstance(resolved, LiveModel):
         yield "cache", "none: the teacher runs in every step"

@@ -19,6 +19,7 @@ from qsft.teacher.documents import Documents
 from qsft.teacher.format.manifest import is_cache
 from qsft.teacher.live import LiveTeacher, adapters_disabled
 from qsft.teacher.location import default_cache_directory
+from qsft.teacher.sources.open_source import open_source
 from qsft.teacher.sources.transformers_source import TransformersSource, weights_digest
 from qsft.teacher.vocabulary import Vocabulary, check_head_size
 from qsft.train.config import DEFAULT_ENCODING, DEFAULT_TOP_K
@@ -83,7 +84,7 @@ def cache_directory(cached: CachedTeacher, student: Any, tokenizer: Any, args: A
     if cached.source.is_student and cached.student_name is not None:
         teacher = cached.student_name  # its files identify it without reading every weight
     with adapters_disabled(student):
-        source = TransformersSource(teacher, model_kwargs=cached.source.load_kwargs(student))
+        source = open_source(teacher, model_kwargs=cached.source.load_kwargs(student))
         return default_cache_directory(source, tokenizer, **capture_settings(args))
 
 

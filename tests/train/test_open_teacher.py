@@ -177,3 +177,15 @@ def test_a_bfloat16_teacher_and_the_float32_base_of_one_name_have_two_caches(
     assert dtypes[name][1] == "bfloat16"
     assert dtypes["base"][1] == "float32"
     assert dtypes[name][0] != dtypes["base"][0]
+
+
+def test_another_kind_of_teacher_chooses_where_its_cache_lies(trainer, data, saved, monkeypatch):
+    class OtherSource(TransformersSource):
+        def location_key(self):
+            return "another kind"
+
+    usual = trainer(data.completion(), target="kd", teacher=saved()).cache
+    monkeypatch.setattr("qsft.teacher.sources.open_source.TransformersSource", OtherSource)
+    other = trainer(data.completion(), target="kd", teacher=saved()).cache
+    assert other.path != usual.path
+    assert other.manifest.identity == usual.manifest.identity

@@ -181,7 +181,7 @@ PUBLISHED_DEFAULTS = {
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_hyper_parameters_default_to_those_the_methods_were_published_with(name):
-    # A changed default changes every run that names the row alone, and nothing else would notice.
+    # A changed default changes every run that names the target alone, and nothing else would notice.
     assert make_target(name) == make_target(name, **PUBLISHED_DEFAULTS.get(name, {}))
 
 

@@ -15,6 +15,8 @@ from qsft.teacher.documents import Documents, label_positions
 from qsft.teacher.sources import transformers_source
 from qsft.teacher.sources.source import Replica
 
+KEYS = np.arange(32, dtype=np.uint8).reshape(2, 16)  # two documents
+
 
 def test_only_what_is_missing_is_computed_and_in_whole_batches(build, documents, monkeypatch):
     old, new = documents(200), [d for d in documents(20, seed=1) if len(label_positions(d["labels"]))]
@@ -47,18 +49,27 @@ def test_a_node_that_does_not_see_the_first_process_raises_at_the_start(launch, 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with launch(1, 0, patience=1.0):
-        launch(1, 3).check_shared()
+        launch(1, 3).check_shared(KEYS)
         with pytest.raises(ValueError, match=r"process 1 does not see in .*elsewhere.*file system they share.*QSFT"):
-            launch(1, 1, path=elsewhere).check_shared()
+            launch(1, 1, path=elsewhere).check_shared(KEYS)
         with pytest.raises(ValueError, match="does not see"):  # another launch's file proves nothing
-            launch(2, 1).check_shared()
+            launch(2, 1).check_shared(KEYS)
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_process_that_comes_after_the_first_one_has_finished_goes_on(launch, build, documents):
+    """The first process may own all documents of a small data set, and leave before the others look."""
+    cache = build(documents(5))
+    keys = np.concatenate([shard.keys for shard in cache.shards])
+    launch(1, 1, path=cache.path).check_shared(keys)
+    with pytest.raises(ValueError, match="does not see"):
+        launch(1, 1, path=cache.path).check_shared(np.concatenate([keys, KEYS]))
 
 
 def test_two_launches_in_one_directory_do_not_hide_each_other(launch):
     with launch(1, 0, patience=1.0), launch(2, 0, patience=1.0):
         for port in (1, 2):
-            launch(port, 3).check_shared()
+            launch(port, 3).check_shared(KEYS)
 
 
 def test_what_a_killed_process_left_is_removed_after_an_hour(launch, build, documents, tmp_path):
@@ -92,9 +103,8 @@ def test_a_process_whose_heartbeat_stops_is_noticed_by_the_observers_own_clock(l
     other = launch(1, 1, patience=60.0)
     other._beat(7)
     os.utime(other._heartbeat_file(1), (2**33, 2**33))
-    keys = np.zeros((2, 16), np.uint8)
     with pytest.raises(ValueError, match="process 1 has shown no sign of life for 60 s"):
-        launch(1, 0, patience=60.0).wait_for(keys, np.array([1, 1]))
+        launch(1, 0, patience=60.0).wait_for(KEYS, np.array([1, 1]))
     assert 60 < clock[0] < 70
 
 

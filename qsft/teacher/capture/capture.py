@@ -91,7 +91,7 @@ def build_cache(
     if missing.any():
         check_writable(path, WHAT)
         with Rendezvous(path, source.replica, patience) as rendezvous:
-            rendezvous.check_shared()
+            rendezvous.check_shared(plan.keys[missing])
             shared_ids = source.shared_ids(vocabulary)
             identity = _create_identity(path, source, vocabulary, settings)
             cache_ids = identity.check_same_tokenizer(path, vocabulary, "the tokenizer of the data")

@@ -55,12 +55,21 @@ class Rendezvous:
             self._thread.join()
             self._heartbeat_file(self._replica.index).unlink(missing_ok=True)
 
-    def check_shared(self) -> None:
-        """Raise ValueError, before anything is computed, on a node that does not see the first process's file."""
+    def check_shared(self, keys: np.ndarray) -> None:
+        """Raise ValueError, before anything is computed, on a node that does not see what the first process writes.
+
+        A process that comes late may find that the first one has finished and left. Then all documents are published,
+        because the first process waits for them.
+
+        Args:
+            keys: uint8 [n, 16], the documents that were missing when this process looked.
+        """
         if self._replica.index == 0:
             return
+        outstanding = _Outstanding(self._path, {key.tobytes(): 0 for key in keys})
         for waited in _waits():
-            if self._heartbeat(0) is not None:
+            is_running = self._heartbeat(0) is not None
+            if is_running or not outstanding.update():  # in this order: it publishes before it leaves
                 return
             if waited > self._patience:
                 raise ValueError(
@@ -79,29 +88,24 @@ class Rendezvous:
         Raises:
             ValueError: if a process that owes documents has died, or a published shard was removed.
         """
-        outstanding = {key.tobytes(): int(owner) for key, owner in zip(keys, owners)}
+        outstanding = _Outstanding(self._path, {key.tobytes(): int(owner) for key, owner in zip(keys, owners)})
         signs = _SignsOfLife(self._heartbeat)
-        seen: set[Path] = set()
         last_notice = 0.0
         for waited in _waits():
-            awaited = sorted(set(outstanding.values()) - {self._replica.index})
+            awaited = sorted(outstanding.owners - {self._replica.index})
             signs.observe(awaited)  # before the shards: a process that has finished has published everything
-            new_shards = set(published_shards(self._path)) - seen
-            for shard in new_shards:
-                for key in Shard(shard).keys:
-                    outstanding.pop(key.tobytes(), None)
-            seen |= new_shards
-            if not outstanding:
+            count = outstanding.update()
+            if not count:
                 return
-            if self._replica.index in outstanding.values():
+            if self._replica.index in outstanding.owners:
                 raise ValueError(
-                    f"{len(outstanding)} documents are missing from the teacher cache {self._path} although this "
-                    "process captured them: a shard was removed meanwhile. Rerun the command."
+                    f"{count} documents are missing from the teacher cache {self._path} although this process captured "
+                    "them: a shard was removed meanwhile. Rerun the command."
                 )
-            dead = [owner for owner in set(outstanding.values()) if signs.silence(owner) > self._patience]
+            dead = [owner for owner in outstanding.owners if signs.silence(owner) > self._patience]
             if dead:
                 raise ValueError(
-                    f"{len(outstanding)} documents of the teacher cache {self._path} are missing, and process "
+                    f"{count} documents of the teacher cache {self._path} are missing, and process "
                     f"{min(dead)} has shown no sign of life for {self._patience:.0f} s. It probably died, or it runs "
                     f"on a node that writes elsewhere: {SHARED_FILE_SYSTEM}. What was published stays: rerun the "
                     "command."
@@ -109,7 +113,7 @@ class Rendezvous:
             if waited - last_notice > NOTICE_SECONDS:
                 last_notice = waited
                 names = ", ".join(map(str, awaited))
-                print(f"waiting for {len(outstanding)} documents of the processes {names}", file=sys.stderr)
+                print(f"waiting for {count} documents of the processes {names}", file=sys.stderr)
 
     def _heartbeat_file(self, index: int) -> Path:
         """The file of a process of this launch.
@@ -139,6 +143,28 @@ class Rendezvous:
                 self._beat(count)
             except OSError:
                 continue  # a full disk is reported by the writer
+
+
+class _Outstanding:
+    """Documents that are not published yet, with the index of the replica that computes each."""
+
+    def __init__(self, path: Path, owner_of: dict[bytes, int]) -> None:
+        self._path = path
+        self._owner_of = owner_of
+        self._seen: set[Path] = set()
+
+    @property
+    def owners(self) -> set[int]:
+        return set(self._owner_of.values())
+
+    def update(self) -> int:
+        """Read the shards that were published since the last call; return how many documents are still missing."""
+        new_shards = set(published_shards(self._path)) - self._seen
+        for shard in new_shards:
+            for key in Shard(shard).keys:
+                self._owner_of.pop(key.tobytes(), None)
+        self._seen |= new_shards
+        return len(self._owner_of)
 
 
 class _SignsOfLife:

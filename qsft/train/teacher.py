@@ -24,8 +24,8 @@ from qsft.train.config import as_dict
 logger = logging.get_logger(__name__)
 
 MODEL_CONFIGS = ("config.json", "adapter_config.json")  # a directory with one of them is a model, not a cache
-# LoRA initializations that move a part of the base's weights into the adapter: without it the base is another model.
-INITIALIZATIONS_THAT_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
+# LoRA initializations that change the base's weights: without the adapter, it is not the original model.
+INITIALIZATIONS_THAT_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 TRL_DEFAULT_DTYPE = "float32"  # of a student that TRL loads by its name
 
 TeacherArgument = TeacherCache | str | Path | nn.Module | None
@@ -123,7 +123,7 @@ def resolve_teacher(
     | a teacher        | "base", `teacher_live`                   | LiveModel: a copy of the student          |
     | a teacher        | "base" with adapters                     | LiveModel: the student without them       |
     | a teacher        | "base" with adapters and `teacher_cache` | CachedTeacher of the student without them |
-    | a teacher        | "base" with PiSSA, OLoRA, CorDA or LoftQ | as above, of the original weights         |
+    | a teacher        | "base" with an adapter that changes it   | as above, of the original weights         |
     | a teacher        | "base" under FSDP or ZeRO-3              | as for the student's model id or path     |
     | a reference      | nothing                                  | as for "base"                             |
     | a reference      | `reference_model_name_or_path`           | as for that model; "teacher": the teacher |
@@ -188,29 +188,28 @@ def _base_source(args: Any, student: str | nn.Module, peft_config: Any, quantiza
     base = TeacherModel(None, init_kwargs, is_base=True)
     if is_sharded(args):
         return replace(base, model=_student_checkpoint(student))
-    initialization = _initialization_that_changes_the_base(student, peft_config)
-    if initialization is None:
+    configs = list(student.peft_config.values()) if isinstance(student, PeftModel) else [peft_config]
+    changes = [change for config in configs if (change := _change_of_the_base(config)) is not None]
+    if not changes:
         return base
     if isinstance(student, str):
         return replace(base, model=student)
     if isinstance(student, PeftModel):
         raise ValueError(
-            f"teacher='base' cannot be read from a model whose adapter was initialized with "
-            f"init_lora_weights={initialization!r}: it moves a part of the base's weights into the adapter, so the "
-            "base without the adapter is not the original model. Pass the model without its adapter together with "
-            "peft_config=..., or name the original model as the teacher."
+            f"teacher='base' cannot be read from a model whose adapter was initialized with {changes[0]}: this changes "
+            "the base's weights, so the base without the adapter is not the original model. Pass the model without its "
+            "adapter together with peft_config=..., or name the original model as the teacher."
         )
     return replace(base, model=frozen_copy(student))
 
 
-def _initialization_that_changes_the_base(student: str | nn.Module, peft_config: Any) -> str | None:
-    """The adapter's `init_lora_weights` where it is one of those; None for other adapters, and without one."""
-    config = peft_config
-    if config is None and isinstance(student, PeftModel):
-        config = student.active_peft_config
+def _change_of_the_base(config: Any) -> str | None:
+    """The setting of an adapter's configuration that changes the base's weights; None where there is none."""
     initialization = getattr(config, "init_lora_weights", None)
     if isinstance(initialization, str) and initialization.lower().startswith(INITIALIZATIONS_THAT_CHANGE_THE_BASE):
-        return initialization
+        return f"init_lora_weights={initialization!r}"
+    if getattr(config, "kasa_config", None) is not None:
+        return "kasa_config"
     return None
 
 

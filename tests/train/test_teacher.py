@@ -182,10 +182,13 @@ def test_the_base_of_an_adapter_writes_to_a_cache_that_is_named(resolve, tmp_pat
     assert resolved.source.is_student
 
 
-@pytest.mark.parametrize("initialization", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
+@pytest.mark.parametrize("initialization", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "kasa"])
 def test_the_base_of_an_adapter_that_changes_the_base_is_the_original_model(resolve, tiny_model, initialization):
     adapter = LoraConfig(**LORA)
-    adapter.init_lora_weights = initialization
+    if initialization == "kasa":
+        adapter.kasa_config = {}  # PEFT 0.21 has this field
+    else:
+        adapter.init_lora_weights = initialization
     student = tiny_model()
     in_memory = resolve("kd", "base", student=student, peft_config=adapter)
     assert isinstance(in_memory, LiveModel)
@@ -193,9 +196,14 @@ def test_the_base_of_an_adapter_that_changes_the_base_is_the_original_model(reso
     assert resolve("kd", "base", student="org/student", peft_config=adapter).source.model == "org/student"
 
 
-def test_the_base_of_a_model_that_pissa_has_changed_cannot_be_read(resolve, tiny_model):
-    student = get_peft_model(tiny_model(), LoraConfig(**LORA, init_lora_weights="pissa"))
-    with pytest.raises(ValueError, match="so the base without the adapter is not the original model"):
+@pytest.mark.parametrize("active", ["first", "second"])
+def test_the_base_of_a_model_that_pissa_has_changed_cannot_be_read(resolve, tiny_model, active):
+    student = get_peft_model(tiny_model(), LoraConfig(**LORA, init_lora_weights="pissa"), adapter_name="first")
+    student.add_adapter("second", LoraConfig(**LORA))
+    student.set_adapter(active)
+    with pytest.raises(
+        ValueError, match=r"init_lora_weights='pissa'.*so the base without the adapter is not the original model"
+    ):
         resolve("kd", "base", student=student)
 
 

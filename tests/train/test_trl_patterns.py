@@ -391,6 +391,11 @@ def test_data_without_usable_columns_say_so(trainer):
         trainer(Dataset.from_list([{"question": "w1", "answer": "w2"}] * 4))
 
 
+def test_a_dict_of_splits_to_train_on_is_trls_type_error(trainer, data):
+    with pytest.raises(TypeError, match=r"must be a `Dataset` or `IterableDataset`, got `DatasetDict`"):
+        trainer(DatasetDict(train=data.completion()))
+
+
 def test_a_column_that_the_target_reads_is_named_before_any_work(trainer, data):
     with pytest.raises(ValueError, match=r"reads the column 'critical'.*critical_column"):
         trainer(data.completion(), target="cft")

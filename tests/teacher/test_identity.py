@@ -193,9 +193,13 @@ def test_an_adapter_without_a_tokenizer_has_its_bases(adapter, tiny_tokenizer):
 def test_a_prompt_learning_adapter_is_rejected(teacher, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(teacher)
     config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
-    get_peft_model(model, config).save_pretrained(tmp_path / "prompt")
-    with pytest.raises(ValueError, match=r"PROMPT_TUNING adapter. Prompt learning puts virtual tokens"):
-        TransformersSource(tmp_path / "prompt").load()
+    in_memory = get_peft_model(model, config)
+    in_memory.save_pretrained(tmp_path / "prompt")
+    for source in (tmp_path / "prompt", in_memory):
+        with pytest.raises(ValueError, match=r"PROMPT_TUNING adapter. Prompt learning puts virtual tokens"):
+            TransformersSource(source).load()
+    with in_memory.disable_adapter():
+        TransformersSource(in_memory).load()
 
 
 def test_an_adapter_in_memory_and_its_files_are_one_teacher(build, documents, adapter, teacher):

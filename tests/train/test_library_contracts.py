@@ -10,6 +10,7 @@ import pytest
 import torch
 import trl.trainer.sft_trainer as sft
 from accelerate.utils import convert_outputs_to_fp32
+from peft import PromptTuningConfig, get_peft_model
 from transformers import Trainer
 from transformers.integrations import deepspeed
 from transformers.trainer_utils import rotate_checkpoints
@@ -113,6 +114,14 @@ def test_a_configuration_from_the_hub_knows_its_commit():
     from transformers import configuration_utils
 
     assert '"_commit_hash"' in inspect.getsource(configuration_utils)
+
+
+def test_peft_marks_a_model_whose_adapters_are_disabled(tiny_model):
+    """A prompt-tuned student that is its own base is recognized by it."""
+    student = get_peft_model(tiny_model(), PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"))
+    assert student._adapters_disabled is False
+    with student.disable_adapter():
+        assert student._adapters_disabled is True
 
 
 def test_deepspeed_zero3_is_detected_by_this_function():

@@ -182,9 +182,8 @@ class TransformersSource(TeacherSource):
         if self._model is None:
             self._check_exists()
             self._device = self._device or default_device()
-            model = load_model(self.name, dtype=self._dtype, revision=self._revision, **self._model_kwargs)
-            _check_adapter_kind(model, self.name)
-            self._model = model
+            self._model = load_model(self.name, dtype=self._dtype, revision=self._revision, **self._model_kwargs)
+        _check_adapter_kind(self._model, self.name)
         if self._device is not None and not has_device_map(self._model) and "device_map" not in self._model_kwargs:
             self._model.to(self._device)
         return self._model
@@ -385,6 +384,8 @@ def _location_evidence(description: dict[str, Any]) -> dict[str, Any]:
 
 def _check_adapter_kind(model: nn.Module, name: str) -> None:
     adapters: Any = getattr(model, "peft_config", None) or {}
+    if getattr(model, "_adapters_disabled", False):  # a student that is its own base
+        return
     for config in adapters.values():
         if getattr(config, "is_prompt_learning", False):
             raise ValueError(

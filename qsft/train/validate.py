@@ -66,7 +66,9 @@ def check_no_images(dataset: Iterable[dict[str, Any]] | None) -> None:
 
 def check_usable_columns(dataset: Any, args: Any, formatting_func: Any) -> None:
     """Raise ValueError for a data set without columns that TRL can prepare."""
-    available = getattr(dataset, "column_names", None)
+    if not isinstance(dataset, Dataset | IterableDataset):
+        return  # TRL raises a TypeError that names its type
+    available = dataset.column_names
     skips_preparation = bool((args.dataset_kwargs or {}).get("skip_prepare_dataset"))
     if not available or formatting_func is not None or skips_preparation:
         return

@@ -317,6 +317,12 @@ class TargetSFTTrainer(SFTTrainer):
         """The documents of the data sets as the collator makes them, without those of streams."""
         trl_collator = type(self.base_collator) is DataCollatorForLanguageModeling
         finite = [self._collator_columns(dataset) for dataset in datasets if isinstance(dataset, Dataset)]
+        if trl_collator and not self.base_collator.padding_free:
+            # It reads a packed example as one document, as with eval_packing=True beside packing=False.
+            finite = [
+                dataset.remove_columns("seq_lengths") if "seq_lengths" in dataset.column_names else dataset
+                for dataset in finite
+            ]
         return Documents(*finite, collator=None if trl_collator else self.base_collator)
 
     def _collator_columns(self, dataset: Dataset) -> Dataset:

@@ -74,3 +74,17 @@ def test_a_mixture_of_experts_keeps_its_balancing_loss(trainer, config, data, lo
     theirs.train()
     assert logged(ours) == pytest.approx(logged(theirs), rel=1e-5)
     assert logged(ours, "aux_loss") == pytest.approx(logged(theirs, "aux_loss"), rel=1e-5)
+
+
+EVALUATION_PACKED = {"packing": False, "eval_packing": True, "max_length": 32, "per_device_eval_batch_size": 2}
+
+
+def test_evaluation_data_that_alone_are_packed(trainer, trl_trainer, data, tiny_model, tmp_path):
+    """TRL's collator reads a packed example as one document unless the training data are packed too."""
+    ours = trainer(data.text(), eval_dataset=data.text(10), **EVALUATION_PACKED)
+    theirs = trl_trainer(data.text(), **EVALUATION_PACKED)
+    assert ours.evaluate()["eval_loss"] == pytest.approx(theirs.evaluate(data.text(10))["eval_loss"], abs=1e-6)
+    settings = {"target": "kd", "teacher": tiny_model(seed=5), "teacher_top_k": 320, **EVALUATION_PACKED}
+    live = trainer(data.text(), eval_dataset=data.text(10), **settings)
+    cached = trainer(data.text(), eval_dataset=data.text(10), teacher_cache=str(tmp_path / "cache"), **settings)
+    assert cached.evaluate()["eval_loss"] == pytest.approx(live.evaluate()["eval_loss"], abs=1e-3)

@@ -108,7 +108,7 @@ def collator_seconds(trainer: TargetSFTTrainer, repeats: int = 20) -> float:
     times: dict[str, list[float]] = {"with teacher": [], "base": []}
     for _ in range(repeats):
         times["with teacher"].append(seconds(lambda: trainer.data_collator(features)))
-        times["base"].append(seconds(lambda: trainer.base_collator(features)))
+        times["base"].append(seconds(lambda: trainer.data_collator.base_collator(features)))
     return statistics.median(times["with teacher"]) - statistics.median(times["base"])
 
 

@@ -182,6 +182,7 @@ class TargetSFTTrainer(SFTTrainer):
         self.cache: TeacherCache | None = None
         if isinstance(self.resolved_teacher, LiveModel):
             self.live_teacher = open_live(self.resolved_teacher, self.model, self._tokenizer, config)
+        self._teacher_collator: TeacherCollator | None = None  # what `data_collator` was wrapped in
         self._seen_data: list[Any] = []  # data sets whose teacher log-probs are known to be available
         self._prepare_data_and_collator()
 
@@ -271,9 +272,9 @@ class TargetSFTTrainer(SFTTrainer):
         Scripts may replace `train_dataset` or `data_collator` after construction, for example to relabel the data.
         """
         datasets = [*validate.list_datasets(self.train_dataset, self.eval_dataset), *further]
-        if isinstance(self.data_collator, TeacherCollator):
+        if self.data_collator is self._teacher_collator:
             new = [dataset for dataset in datasets if not any(dataset is seen for seen in self._seen_data)]
-            if not new and self._seen_data:
+            if not new:
                 return
         else:
             self._wrap_collator()
@@ -285,45 +286,45 @@ class TargetSFTTrainer(SFTTrainer):
         )
 
     def _wrap_collator(self) -> None:
-        self.base_collator = self.data_collator
-        self.data_collator = TeacherCollator(
-            self.base_collator,
+        """Make the collator attach what the target reads; a TeacherCollator of the user's is replaced by this one."""
+        self._teacher_collator = TeacherCollator(
+            _without_teacher(self.data_collator),
             self.cache,
             missing=self.args.teacher_missing,
             columns=self.columns,
             attach_document="document" in self.target.needs,
             num_embeddings=_embedding_size(self.model),
         )
+        self.data_collator = self._teacher_collator
 
     def _provide_teacher(self, datasets: list[Any]) -> None:
         """Complete the cache with the documents of the data sets, or check that the live teacher knows their tokens."""
         for dataset in datasets:
             self._check_stream_has_teacher(dataset)
         if isinstance(self.resolved_teacher, CachedTeacher):
-            self.cache = self._open_cache(self.resolved_teacher, datasets)
+            trained = self.state.global_step > 0
+            documents = self._documents(datasets)
+            self.cache = open_cache(
+                self.resolved_teacher, documents, self.model, self._tokenizer, self.args, trained=trained
+            )
             # The default location of a base follows from its weights, which training changes.
             self.resolved_teacher = replace(self.resolved_teacher, directory=self.cache.path)
             self.data_collator.cache = self.cache
         elif self.live_teacher is not None and not self.live_teacher.base:
             self.live_teacher.check_documents(self._documents(datasets))
 
-    def _open_cache(self, cached: CachedTeacher, datasets: list[Any]) -> TeacherCache:
-        """The cache with the documents of the data sets; those of a stream are looked up as they come."""
-        trained = self.state.global_step > 0
-        documents = self._documents(datasets)
-        return open_cache(cached, documents, self.model, self._tokenizer, self.args, trained=trained)
-
     def _documents(self, datasets: list[Any]) -> Documents:
-        """The documents of the data sets as the collator makes them, without those of streams."""
-        trl_collator = type(self.base_collator) is DataCollatorForLanguageModeling
+        """The documents of the data sets as the collator makes them. Those of a stream are looked up as they come."""
+        collator = self.data_collator.base_collator
+        is_trls = type(collator) is DataCollatorForLanguageModeling
         finite = [self._collator_columns(dataset) for dataset in datasets if isinstance(dataset, Dataset)]
-        if trl_collator and not self.base_collator.padding_free:
+        if is_trls and not collator.padding_free:
             # It reads a packed example as one document, as with eval_packing=True beside packing=False.
             finite = [
                 dataset.remove_columns("seq_lengths") if "seq_lengths" in dataset.column_names else dataset
                 for dataset in finite
             ]
-        return Documents(*finite, collator=None if trl_collator else self.base_collator)
+        return Documents(*finite, collator=None if is_trls else collator)
 
     def _collator_columns(self, dataset: Dataset) -> Dataset:
         """The data set with the columns that Trainer passes to the collator."""
@@ -403,8 +404,7 @@ class TargetSFTTrainer(SFTTrainer):
             self._signature_columns = [*columns, *self.columns.values()]
 
     def _reject_skip_prepare_without_labels(self, datasets: Any, data_collator: Any) -> None:
-        base_collator = data_collator.base_collator if isinstance(data_collator, TeacherCollator) else data_collator
-        super()._reject_skip_prepare_without_labels(datasets, base_collator)
+        super()._reject_skip_prepare_without_labels(datasets, _without_teacher(data_collator))
 
     # ---- logs ----
 
@@ -588,6 +588,11 @@ def _resolve_target(target: str | Target | None, args: Any) -> tuple[str | None,
             f"target must be a name (see `qsft targets`), a Target or a LossTarget, got {type(target).__name__}."
         )
     return None, target
+
+
+def _without_teacher(collator: Any) -> Any:
+    """The collator that a TeacherCollator wraps; any other collator is returned as it is."""
+    return collator.base_collator if isinstance(collator, TeacherCollator) else collator
 
 
 def _embedding_size(model: Any) -> int:

@@ -138,3 +138,21 @@ def test_ids_outside_the_embedding_are_named(name):
 def test_bits_round_trip():
     values = torch.tensor([0.1, -3.0, float("-inf")])
     assert from_bits(to_bits(values)).equal(values)
+
+
+def test_a_teacher_collator_may_be_passed_to_the_trainer(trainer, data, tiny_model, tmp_path):
+    settings = {"target": "kd", "teacher_cache": str(tmp_path / "cache")}
+    first = trainer(data.completion(), teacher=tiny_model(seed=5), **settings)
+    own = TeacherCollator(first.data_collator.base_collator, first.cache)
+    made = trainer(data.completion(), data_collator=own, **settings)
+    assert made.data_collator.base_collator is first.data_collator.base_collator
+    assert made.train().training_loss == first.train().training_loss
+
+
+def test_the_collator_of_another_trainer_attaches_what_the_target_reads(trainer, data):
+    other = trainer(data.completion(), target="dft")
+    rows = data.tokens()
+    made = trainer(rows.add_column("critical", [1] * len(rows)), target="cft")
+    made.data_collator = other.data_collator
+    made.train()
+    assert made.data_collator.columns == {"critical": "critical"}

@@ -79,7 +79,7 @@ def test_a_frozen_copy_does_not_move(trainer, data, tiny_model):
     student = tiny_model()
     trainer(data.completion(), model=student).train()  # patches the student's forward once
     made = trainer(data.completion(), model=student, target="sft_kl", teacher="base", teacher_live=True)
-    batch = made.base_collator(list(made.train_dataset)[:4])
+    batch = made.data_collator.base_collator(list(made.train_dataset)[:4])
     before = made.live_teacher(batch["input_ids"], batch["labels"], batch["attention_mask"])
     with torch.no_grad():
         for p in made.model.parameters():

@@ -146,7 +146,9 @@ def test_every_entry_of_a_batch_is_a_tensor(trainer, data, tiny_model, tmp_path,
         max_length=32,
     )
     batch = next(iter(made.get_train_dataloader()))
-    plain = made.base_collator(list(made.train_dataset)[:4])  # TRL's packed batches hold integers themselves
+    plain = made.data_collator.base_collator(
+        list(made.train_dataset)[:4]
+    )  # TRL's packed batches hold integers themselves
     moved = {name: value.to("cpu") for name, value in batch.items() if name not in plain or not packing}
     assert moved["label_positions"].dtype == torch.int64
 

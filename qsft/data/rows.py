@@ -1,9 +1,12 @@
 """Rows as they are stored: where they are, reading them from a local path or the hub, and checks of their columns."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets.exceptions import DatasetGenerationError
+from pyarrow import ArrowInvalid
 
 from qsft.data.sources import SOURCES, DataSettings, find_source
 from qsft.validation import did_you_mean
@@ -72,7 +75,10 @@ def _read_local(path: Path, split: str) -> Dataset:
         if path.suffix not in LOADERS:
             raise ValueError(f"cannot read {path}: its name should end in {', '.join(LOADERS)}.")
         _check_only_split(path, split)
-        return load_dataset(LOADERS[path.suffix], data_files=str(path), split="train")
+        with _damage_named(path):
+            rows = load_dataset(LOADERS[path.suffix], data_files=str(path), split="train")
+            rows.data.validate(full=True)  # bytes that are not UTF-8 are read, but cannot be used
+            return rows
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         stored = load_from_disk(str(path))
         if isinstance(stored, DatasetDict):
@@ -80,7 +86,21 @@ def _read_local(path: Path, split: str) -> Dataset:
             return stored[split]
         _check_only_split(path, split)
         return stored
-    return load_dataset(str(path), split=split)
+    with _damage_named(path):
+        return load_dataset(str(path), split=split)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn the errors of `datasets` for content that it cannot read into a ValueError that names the file."""
+    try:
+        yield
+    except (DatasetGenerationError, UnicodeDecodeError, StopIteration, ArrowInvalid) as error:
+        why = str(error.__cause__ or error).strip() or "it has no rows"
+        raise ValueError(
+            f"the data set {path} cannot be read: {why}. Check that the file is complete, and that it is what its name "
+            "says (.jsonl: one JSON object per line, in UTF-8)."
+        ) from error
 
 
 def _check_only_split(path: Path, split: str) -> None:

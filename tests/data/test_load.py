@@ -227,3 +227,20 @@ def test_manifest_is_written_beside_the_run(rows_file, tiny_tokenizer, tmp_path)
     assert written == data.manifest
     assert written["rows"]["used"] == len(written["row_ids"]) == 16
     assert written["end_token"] == "<|eos|>"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b'{"question": "w1"}\n{"question": "w', "Trailing data|Unterminated|Missing"),  # cut by a full disk
+        (b'{"question": "w1 \\ud800"}\n', "Trailing data|surrogate"),
+        (b'{"question": "w1 \xff"}\n', "UTF8"),
+        (b"", "no rows"),
+    ],
+    ids=["cut", "half a surrogate pair", "not UTF-8", "empty"],
+)
+def test_a_file_that_cannot_be_read_is_named(content, why, tmp_path, tiny_tokenizer):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"rows\.jsonl cannot be read: .*({why})"):
+        load_training_data(DataSettings(dataset_name=str(path)), tiny_tokenizer)

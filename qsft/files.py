@@ -14,8 +14,9 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from qsft.redaction import redact_text
 
@@ -176,10 +177,14 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(_line(row) for row in rows))
 
 
-def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
-    """Append one object to an open JSONL file and flush it, so that a kill does not lose it."""
-    file.write(redact_text(_line(row)))
-    file.flush()
+def write_line(file: FileIO, row: Mapping[str, Any]) -> None:
+    """Append one object to a JSONL file that was opened without a buffer, so that a kill does not lose it."""
+    line = redact_text(_line(row)).encode()
+    path = Path(str(file.name))
+    with _explained(path.parent, path.name, len(line)):
+        written = 0
+        while written < len(line):  # a disk that fills up takes a part first
+            written += file.write(line[written:])
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:

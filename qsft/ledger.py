@@ -7,9 +7,11 @@ carries a digest of itself, so that damage is noticed.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from qsft.directory_lock import hold_directory
 from qsft.files import read_lines, remove_incomplete_line, shown, write_line, write_lines
 from qsft.fingerprints import digest_json
 from qsft.processes import Group
@@ -20,6 +22,7 @@ Record = dict[str, Any]  # problem, sample, and what the stage adds
 Observer = Callable[[Record], object]
 
 DIGEST = "check"  # the field of a record that holds its digest
+ALREADY_RUNNING = "Wait for the other command or end it, then rerun this one: it continues."
 REMEDY = "Delete the line (it is computed again), or start again with --overwrite."
 
 
@@ -43,7 +46,7 @@ class Ledger:
         """Yield the records, each written before it is yielded."""
         path = self._path(stage, self.group.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("ab", buffering=0) as file:
             for record in records:
                 sealed = seal(record)
                 write_line(file, sealed)
@@ -64,7 +67,23 @@ class Ledger:
             make: yields the records of the keys that this process has to compute.
             on_existing: called with each record of this process's share that existed before.
             on_new: called with each new record, after it was written.
+
+        Raises:
+            ValueError: another command fills a stage in this directory.
         """
+        with ExitStack() as held:
+            if self.group.rank == 0:
+                held.enter_context(hold_directory(self.directory, ALREADY_RUNNING))
+            return self._fill(stage, keys, make, on_existing, on_new)
+
+    def _fill(
+        self,
+        stage: str,
+        keys: Sequence[Key],
+        make: Callable[[list[Key]], Iterable[Record]],
+        on_existing: Observer | None,
+        on_new: Observer | None,
+    ) -> dict[Key, Record]:
         if self.group.rank == 0:
             self.repair(stage)
         self.group.wait()

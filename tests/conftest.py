@@ -1,10 +1,12 @@
 """Fixtures that all tests share: the tiny tokenizer and models of tiny.py, the profiler's peak; no downloads."""
 
+import fcntl
 import gc
 import importlib.util
 import json
 import os
 import sys
+from contextlib import contextmanager
 
 # Before torch is imported: several test processes share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -145,6 +147,20 @@ def tiny_files(tmp_path_factory, tiny_tokenizer):
     documents = [{"input_ids": [4, 5, 6, 7, 2], "labels": [-100, -100, 6, 7, 2]}] * 70
     (folder / "demo.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
     return folder
+
+
+@pytest.fixture
+def held_elsewhere():
+    """`held_elsewhere(directory)`: a context in which the directory is locked as if by another process."""
+
+    @contextmanager
+    def hold(directory):
+        handle = os.open(directory, os.O_RDONLY)  # a lock belongs to one opened directory, also in one process
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+        os.close(handle)
+
+    return hold
 
 
 @pytest.fixture

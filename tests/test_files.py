@@ -9,6 +9,7 @@ import pytest
 
 from qsft.files import (
     STALE_SECONDS,
+    DiskFullError,
     check_writable,
     make_directory,
     publish,
@@ -66,9 +67,9 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line, why):
 def test_a_torn_line_is_cut_and_the_rest_kept(tmp_path):
     path = tmp_path / "a.jsonl"
     write_lines(path, [{"a": 1}])
-    with path.open("a") as file:
+    with path.open("ab", buffering=0) as file:
         write_line(file, {"a": "x" * 70_000})
-        file.write('{"a": "' + "y" * 70_000)
+        file.write(b'{"a": "' + b"y" * 70_000)
     remove_incomplete_line(path)
     assert [len(str(row["a"])) for row in read_lines(path)] == [1, 70_000]
 
@@ -127,3 +128,8 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
 def test_a_path_is_shown_from_where_the_user_is(path, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shown(path.format(here=tmp_path)) == name
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_an_error_that_says_so():
+    with pytest.raises(DiskFullError, match="no space left in /dev"), open("/dev/full", "ab", buffering=0) as file:
+        write_line(file, {"problem": "a"})

@@ -105,3 +105,10 @@ def test_old_work_is_moved_aside_and_never_deleted(tmp_path):
         assert moved == tmp_path / "run.previous" / str(number)
         assert (moved / "generations" / "s.jsonl").read_text() == str(number)
     assert move_aside(work, [work / "missing"]) is None
+
+
+def test_two_commands_do_not_fill_one_directory_at_once(tmp_path, held_elsewhere):
+    ledger = Ledger(tmp_path, group())
+    with held_elsewhere(tmp_path), pytest.raises(ValueError, match="another process is writing"):
+        ledger.fill("s", KEYS, made)
+    assert list(ledger.fill("s", KEYS, made)) == KEYS

@@ -7,6 +7,8 @@ first step the run ends at once.
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,13 @@ from qsft.recipe.record import RecipeRecord
 from qsft.recipe.relaunch import COMMAND_VARIABLE, split_words
 from qsft.recipe.stopping import StopRequest, run_until_stopped
 from qsft.redaction import redact_words
-from qsft.train.checkpoints import check_complete, describe_existing_run, move_previous_run, resolve_checkpoint
+from qsft.train.checkpoints import (
+    check_complete,
+    describe_existing_run,
+    hold_run_directory,
+    move_previous_run,
+    resolve_checkpoint,
+)
 from qsft.train.config import as_dict
 
 
@@ -43,8 +51,7 @@ def train(recipe: Recipe, stop: StopRequest | None = None) -> None:
         check_output_dir(recipe)
         print_dry_run(configure(recipe, world_size()))
         return
-    with process_group():
-        claim_output_dir(recipe)
+    with process_group(), claim_output_dir(recipe):
         prepared = prepare(configure(recipe))
         job = prepared.job
         hint = launch_hint(job)
@@ -84,13 +91,20 @@ def launch_hint(job: Job) -> str | None:
     )
 
 
-def claim_output_dir(recipe: Recipe) -> None:
-    """Check that the output directory is free for this run, and with `overwrite` move what is there aside."""
+@contextmanager
+def claim_output_dir(recipe: Recipe) -> Iterator[None]:
+    """Keep the output directory for this run, and with `overwrite` move what is there aside."""
     check_output_dir(recipe)
-    if recipe.settings.overwrite and is_main():
-        moved_to = move_previous_run(recipe.output_dir)
-        if moved_to is not None:
-            print(f"the earlier run in {shown(recipe.output_dir)} was moved to {shown(moved_to)}", flush=True)
+    if not is_main():
+        yield
+        return
+    with hold_run_directory(Path(recipe.output_dir)):
+        check_output_dir(recipe)  # another run may have ended between the first check and the lock
+        if recipe.settings.overwrite:
+            moved_to = move_previous_run(recipe.output_dir)
+            if moved_to is not None:
+                print(f"the earlier run in {shown(recipe.output_dir)} was moved to {shown(moved_to)}", flush=True)
+        yield
 
 
 def check_output_dir(recipe: Recipe) -> None:

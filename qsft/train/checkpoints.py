@@ -13,7 +13,7 @@ trainer_state.json exists, which Trainer writes last.
 import errno
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from transformers.utils import logging
 
 from qsft import sealed_directory
+from qsft.directory_lock import hold_directory
 from qsft.files import DiskFullError, read_json, write_json
 from qsft.run_directory import (
     CHECKPOINT_SEAL,
@@ -166,6 +167,11 @@ def describe_existing_run(output_dir: str | Path, *, from_script: bool = False) 
         "--output_dir, or pass --overwrite, which moves the old "
         f"run to {previous_runs_directory(output_dir)} and deletes nothing."
     )
+
+
+def hold_run_directory(output_dir: Path) -> AbstractContextManager[None]:
+    """A context in which no other process trains in `output_dir`; ValueError when one does."""
+    return hold_directory(output_dir, "Wait for the other run or end it, or choose another output_dir.")
 
 
 def move_previous_run(output_dir: str | Path) -> Path | None:

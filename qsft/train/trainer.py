@@ -5,6 +5,7 @@ batch ─ TeacherCollator ─> model(**batch, target=target): backbone, then the
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import EvalPrediction, TrainOutput
+from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 from transformers.utils import logging
 from trl import SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -454,15 +455,17 @@ class TargetSFTTrainer(SFTTrainer):
             resume_from_checkpoint: a checkpoint's directory; True or "last" is the newest complete one of this run.
 
         Raises:
-            ValueError: the checkpoint is incomplete, or a setting that determines the trajectory changed.
+            ValueError: the checkpoint is incomplete, a setting that determines the trajectory changed, or another
+                process trains in the output directory.
         """
         self._prepare_data_and_collator()
         self.metric_sums["train"].reset()  # a run that failed may have left sums behind
         requested = LAST if resume_from_checkpoint is True else resume_from_checkpoint or None
-        checkpoint = self._from_main_process(lambda: self._start_run(requested))
-        if checkpoint is not None:
-            self._load_beside_trainer(Path(checkpoint))
-        return super().train(checkpoint, trial, ignore_keys_for_eval)
+        with ExitStack() as held:
+            checkpoint = self._from_main_process(lambda: self._start_run(requested, held))
+            if checkpoint is not None:
+                self._load_beside_trainer(Path(checkpoint))
+            return super().train(checkpoint, trial, ignore_keys_for_eval)
 
     def _from_main_process(self, decide: Callable[[], str | None]) -> str | None:
         """What `decide` returns in the main process, in every process; a ValueError is raised in every process."""
@@ -479,9 +482,14 @@ class TargetSFTTrainer(SFTTrainer):
             raise ValueError(message)
         return result
 
-    def _start_run(self, requested: str | None) -> str | None:
-        """Write run.json; return the checkpoint to continue, checked. Runs in the main process."""
+    def _start_run(self, requested: str | None, held: ExitStack) -> str | None:
+        """Write run.json; return the checkpoint to continue, checked. Runs in the main process.
+
+        `held` keeps other runs out of the output directory of a run that saves checkpoints.
+        """
         output_dir = Path(str(self.args.output_dir))
+        if self.args.save_strategy != SaveStrategy.NO:
+            held.enter_context(checkpoints.hold_run_directory(output_dir))
         checkpoint = checkpoints.resolve_checkpoint(output_dir, requested)
         distributions = self._distribution_record()
         trajectory = run_record.describe_trajectory(

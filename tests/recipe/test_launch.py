@@ -281,6 +281,17 @@ def test_a_directory_belongs_to_one_run(tiny_run, capsys):
     assert main([*again, "--resume_allow_changed", "learning_rate"]) == 0
 
 
+@pytest.mark.parametrize(("words", "name"), [([], "run.json"), (["--overwrite"], "checkpoint-2")])
+def test_two_runs_do_not_train_in_one_directory_at_once(words, name, tiny_run, held_elsewhere, capsys):
+    tiny = tiny_run("numina")
+    (tiny.folder / "run" / name).mkdir(parents=True)
+    before = sorted(tiny.folder.rglob("*"))
+    with held_elsewhere(tiny.folder / "run"):
+        assert main(["train", "numina_qwen_math_1p5b", *tiny.words, "--target", "sft", *words]) == 2
+    assert "another process is writing to" in capsys.readouterr().err
+    assert sorted(tiny.folder.rglob("*")) == before
+
+
 @pytest.mark.parametrize("words", [["--output_dir", "../.."], ["--output_dir", "..", "--overwrite"]])
 def test_an_output_directory_around_the_current_one_is_refused_and_nothing_in_it_changes(
     words, tiny_run, tmp_path, monkeypatch, capsys

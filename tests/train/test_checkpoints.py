@@ -305,3 +305,14 @@ def test_a_full_disk_is_named_and_the_previous_checkpoint_is_intact(run, finishe
     with pytest.raises(OSError, match=r"the disk is full.*checkpoint-6.*checkpoint-4 is intact"):
         run(resume=True, max_steps=6)
     assert resolve_checkpoint(finished, "last") == str(finished / "checkpoint-4")
+
+
+def test_two_processes_do_not_save_to_one_directory(run, held_elsewhere, tmp_path):
+    (tmp_path / "run").mkdir()
+    with held_elsewhere(tmp_path / "run"):
+        with pytest.raises(ValueError, match="choose another output_dir"):
+            run()
+        run(save_strategy="no")
+    assert not list_checkpoints(tmp_path / "run")
+    run()
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path / "run")] == [4, 2]

@@ -1,0 +1,47 @@
+"""A lock on a directory: two processes that write the same files do not work there at once.
+
+The lock is on the directory itself, so no file is left behind, and the kernel releases it when the process ends,
+however it ends. On file systems that cannot lock a directory (NFS, for example) there is no lock.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from qsft.files import make_directory, shown
+
+_held: set[tuple[int, int]] = set()  # device and inode of the directories that this process has locked
+
+
+@contextmanager
+def hold_directory(directory: Path, remedy: str) -> Iterator[None]:
+    """Create a directory and lock it for this process; a directory that this process has locked is left as it is.
+
+    Raises:
+        ValueError: another process has locked the directory.
+    """
+    make_directory(directory)
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        status = os.fstat(handle)
+        identity = (status.st_dev, status.st_ino)
+        if identity in _held:
+            yield
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                raise ValueError(
+                    f"another process is writing to {shown(directory)}, and the files of both would mix. {remedy}"
+                ) from error
+        _held.add(identity)
+        try:
+            yield
+        finally:
+            _held.discard(identity)
+    finally:
+        os.close(handle)

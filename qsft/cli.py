@@ -110,6 +110,7 @@ def _message(error: ValueError | OSError) -> str:
 def run_command(words: Sequence[str]) -> int:
     """Run a command and return its exit code; its errors are raised."""
     parser = build_parser()
+    check_text(words)
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         suggestion = did_you_mean(words[0], COMMANDS)
         parser.error(f"there is no command {words[0]!r}.{suggestion} Commands: {', '.join(COMMANDS)}.")
@@ -120,6 +121,14 @@ def run_command(words: Sequence[str]) -> int:
     elif unknown and not getattr(args, "takes_overrides", False):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return int(args.run(args) or 0)
+
+
+def check_text(words: Sequence[str]) -> None:
+    """Raise ValueError for a word whose bytes are not UTF-8: records and pages, which name it, could not be written."""
+    for word in words:
+        shown = word.encode(errors="backslashreplace").decode()
+        if shown != word:
+            raise ValueError(f"{shown!r} is not UTF-8 text. Rename the file or directory, so that records can name it.")
 
 
 def command() -> None:

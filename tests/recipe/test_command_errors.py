@@ -55,6 +55,8 @@ CASES = [
     ("eval {files}/student --tasks task.jsonl --output_dir {long}", "which is too long"),
     ("explore run {long} --output_file curves.html", "which is too long"),
     ("explore run broken --output_file curves.html", "broken"),
+    ("train TINY --target sft --output_dir run\udcff", "is not UTF-8"),
+    ("eval {files}/student --tasks task\udcff.jsonl", "is not UTF-8"),
     ("explore run afile --output_file curves.html", "afile"),
     ("explore tokens TINY --num_documents 1 --output_file adir", "adir"),
 ]

@@ -10,12 +10,22 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import Tensor
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from qsft.losses.head import LABEL_POSITIONS, TEACHER_INPUTS, find_label_positions, to_bits
 from qsft.targets.view import EMPTY, IGNORED
 from qsft.teacher.cache import TeacherCache
-from qsft.teacher.documents import Collator, Span, document_index, document_key, label_positions, spans
+from qsft.teacher.documents import (
+    Collator,
+    Documents,
+    Span,
+    document_index,
+    document_key,
+    label_positions,
+    spans,
+)
 from qsft.teacher.format.encoding import TopKArrays
 from qsft.train.columns import batch_column
 from qsft.train.validate import WHY_MISSING
@@ -111,6 +121,20 @@ class TeacherCollator:
 
 
 OWN_ATTRIBUTES = frozenset(own.name for own in fields(TeacherCollator))
+
+
+def documents_read_by(collator: Collator, datasets: Sequence[Dataset]) -> Documents:
+    """The documents of prepared data sets as `collator` passes them to the model."""
+    if type(collator) is not DataCollatorForLanguageModeling:
+        return Documents(*datasets, collator=collator)
+    if collator.padding_free:
+        return Documents(*datasets)
+    # It reads a packed example as one document, as with eval_packing=True beside packing=False.
+    without_segments = [
+        dataset.remove_columns("seq_lengths") if "seq_lengths" in dataset.column_names else dataset
+        for dataset in datasets
+    ]
+    return Documents(*without_segments)
 
 
 def check_ids(batch: Batch, num_embeddings: int) -> None:

@@ -29,7 +29,6 @@ from transformers import (
 from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 from transformers.utils import logging
 from trl import SFTTrainer
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from qsft.losses.head import LABEL_POSITIONS, HeadOptions, attach_target_head
 from qsft.losses.kernel_path import takes_kernels
@@ -42,7 +41,7 @@ from qsft.teacher.documents import Documents
 from qsft.teacher.live import LiveTeacher
 from qsft.train import checkpoints, model_card, precision, run_record, validate
 from qsft.train.checkpoints import Checkpoint
-from qsft.train.collator import TeacherCollator
+from qsft.train.collator import TeacherCollator, documents_read_by
 from qsft.train.columns import check_columns_exist, columns_read_by, prepare_with_columns
 from qsft.train.config import adopt_config, as_dict
 from qsft.train.head_check import check_head
@@ -316,16 +315,8 @@ class TargetSFTTrainer(SFTTrainer):
 
     def _documents(self, datasets: list[Any]) -> Documents:
         """The documents of the data sets as the collator makes them. Those of a stream are looked up as they come."""
-        collator = self.data_collator.base_collator
-        is_trls = type(collator) is DataCollatorForLanguageModeling
         finite = [self._collator_columns(dataset) for dataset in datasets if isinstance(dataset, Dataset)]
-        if is_trls and not collator.padding_free:
-            # It reads a packed example as one document, as with eval_packing=True beside packing=False.
-            finite = [
-                dataset.remove_columns("seq_lengths") if "seq_lengths" in dataset.column_names else dataset
-                for dataset in finite
-            ]
-        return Documents(*finite, collator=None if is_trls else collator)
+        return documents_read_by(self.data_collator.base_collator, finite)
 
     def _collator_columns(self, dataset: Dataset) -> Dataset:
         """The data set with the columns that Trainer passes to the collator."""

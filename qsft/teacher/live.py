@@ -20,18 +20,18 @@ class LiveTeacher:
     Args:
         model: a causal LM.
         k: slots per label position, as in a cache.
-        base: whether `model` is a PEFT student that is its own teacher: its adapters are disabled for the call, and no
-            second copy of the weights is needed.
+        is_student: whether `model` is a PEFT student that is its own teacher. Its adapters are disabled for the call,
+            and no second copy of the weights is needed.
         shared_ids: the number of ids that mean the same to the teacher and to the tokenizer of the data; None for all.
 
     A call needs no host-device synchronization. What it finds wrong (log-probs that are not finite, tokens the teacher
     does not know) is kept in a tensor until `raise_if_invalid` reads it.
     """
 
-    def __init__(self, model: nn.Module, k: int, *, base: bool = False, shared_ids: int | None = None) -> None:
+    def __init__(self, model: nn.Module, k: int, *, is_student: bool = False, shared_ids: int | None = None) -> None:
         self.model = model
         self.k = k
-        self.base = base
+        self.is_student = is_student
         self.shared_ids = shared_ids
         self._head_checked = False
         self._nonfinite: Tensor | None = None
@@ -56,7 +56,7 @@ class LiveTeacher:
         """
         input_ids, labels = self._replace_unknown(input_ids, labels, attention_mask, position_ids)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        with evaluating(self.model), adapters_disabled(self.model) if self.base else nullcontext():
+        with evaluating(self.model), adapters_disabled(self.model) if self.is_student else nullcontext():
             if not self._head_checked:
                 check_teacher_head(self.model, **inputs)
                 self._head_checked = True

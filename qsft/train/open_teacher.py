@@ -36,7 +36,7 @@ def open_live(live: LiveModel, student: nn.Module, tokenizer: Any, args: Any) ->
     source = live.source
     top_k = args.teacher_top_k or DEFAULT_TOP_K
     if source.is_student:
-        return LiveTeacher(student, top_k, base=True)
+        return LiveTeacher(student, top_k, is_student=True)
     if isinstance(source.model, nn.Module):
         check_same_in_every_process(source.model)
     loader = TransformersSource(source.weights(student), device=args.device, model_kwargs=source.load_kwargs(student))

@@ -310,7 +310,7 @@ class TargetSFTTrainer(SFTTrainer):
             # The default location of a base follows from its weights, which training changes.
             self.resolved_teacher = replace(self.resolved_teacher, directory=self.cache.path)
             self.data_collator.cache = self.cache
-        elif self.live_teacher is not None and not self.live_teacher.base:
+        elif self.live_teacher is not None and not self.live_teacher.is_student:
             self.live_teacher.check_documents(self._documents(datasets))
 
     def _documents(self, datasets: list[Any]) -> Documents:

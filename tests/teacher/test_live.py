@@ -26,7 +26,7 @@ def reference(model, batch):
     return logps[:, :-1][keep], batch["labels"][:, 1:][keep]
 
 
-def whole(model, batch, **options):
+def every_log_prob(model, batch, **options):
     """A live teacher's log-probs of every token, by token id."""
     found = LiveTeacher(model, k=VOCABULARY, **options)(**batch)
     return torch.empty_like(found.logps).scatter(-1, found.ids.long(), found.logps)
@@ -35,7 +35,7 @@ def whole(model, batch, **options):
 def test_log_probs_are_the_models_own(tiny_model, batch):
     model = tiny_model().eval()
     want, labels = reference(model, batch)
-    torch.testing.assert_close(whole(model, batch), want)
+    torch.testing.assert_close(every_log_prob(model, batch), want)
     top = LiveTeacher(model, k=8)(**batch)
     assert isinstance(top, TopK)
     torch.testing.assert_close(top.logps, want.topk(8).values)
@@ -68,8 +68,8 @@ def test_a_peft_student_is_its_own_teacher_with_the_adapter_off(tiny_model, batc
     student.train()
     moved, _ = reference(student.eval(), batch)
     student.train()
-    torch.testing.assert_close(whole(student, batch, base=True), want)
-    torch.testing.assert_close(whole(student, batch), moved)  # somebody's teacher that has an adapter
+    torch.testing.assert_close(every_log_prob(student, batch, is_student=True), want)
+    torch.testing.assert_close(every_log_prob(student, batch), moved)  # somebody's teacher that has an adapter
     assert (moved - want).abs().max() > 0.01
     assert student.training
     assert all(not layer.disable_adapters for name, layer in student.named_modules() if hasattr(layer, "lora_A"))
@@ -86,8 +86,8 @@ def test_packed_documents_with_positions_do_not_see_each_other(tiny_model, docum
     row = {name: torch.tensor([[token for d in data for token in d[name]]]) for name in ("input_ids", "labels")}
     row["labels"][0, len(data[0]["input_ids"])] = -100  # the collator masks what nothing predicts
     row["position_ids"] = torch.cat([torch.arange(len(d["input_ids"])) for d in data])[None]
-    alone = [whole(model, {name: torch.tensor([d[name]]) for name in ("input_ids", "labels")}) for d in data]
-    torch.testing.assert_close(whole(model, row), torch.cat(alone), atol=1e-4, rtol=1e-4)
+    alone = [every_log_prob(model, {name: torch.tensor([d[name]]) for name in ("input_ids", "labels")}) for d in data]
+    torch.testing.assert_close(every_log_prob(model, row), torch.cat(alone), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "granite", "cohere"])
@@ -103,7 +103,7 @@ def test_soft_caps_and_scales_of_the_head_are_applied(family, batch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     want, _ = reference(model, batch)
-    torch.testing.assert_close(whole(model, batch), want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(every_log_prob(model, batch), want, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -71,7 +71,7 @@ def test_the_reference_of_an_adapter_is_the_student_with_it_disabled(trainer, da
     lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
     made = trainer(data.completion(), target="asft", peft_config=lora, max_steps=1)
     assert made.live_teacher is not None
-    assert made.live_teacher.base
+    assert made.live_teacher.is_student
     made.train()
 
 

@@ -33,6 +33,7 @@ from qsft.targets.view import IGNORED, SideInputs, TopK
 _BITS = {torch.float16: torch.int16, torch.float32: torch.int32}
 _FLOATS = {bits: floats for floats, bits in _BITS.items()}
 
+MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")  # what the model itself reads of a batch
 TEACHER_INPUTS = ("teacher_ids", "teacher_logps", "teacher_label_logp", "teacher_log_tail")
 SIDE_INPUTS = ("ref_logp", "old_logp", "weight", "critical", "document")
 CARRIED_AS_BITS = (*TEACHER_INPUTS[1:], "ref_logp", "old_logp", "weight")

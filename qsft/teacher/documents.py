@@ -203,7 +203,8 @@ class Documents(Sequence[Document]):
             if len(wrong):
                 first = wrong[0]
                 raise ValueError(
-                    f"a packed example has {lengths[first]} tokens, but its seq_lengths add up to {sums[first]}."
+                    f"a packed example has {lengths[first]} tokens, but its seq_lengths add up to {sums[first]}. "
+                    "Pack the data set again."
                 )
             lengths = segment_lengths
         return self._add(ids[id_offsets[0] :], labels[label_offsets[0] :], lengths), counts

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from qsft.losses.evaluation_mode import evaluating
+from qsft.losses.head import MODEL_INPUTS
 from qsft.losses.reference import target_loss
 from qsft.targets.registry import make_target
 from qsft.targets.view import IGNORED
@@ -25,8 +26,7 @@ def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
 
     Runs through the wrapped model, so it holds under DDP, FSDP and ZeRO; every process takes part.
     """
-    names = ("input_ids", "attention_mask", "position_ids")
-    few = {name: inputs[name][:1, :CHECKED_TOKENS] for name in names if name in inputs}
+    few = {name: inputs[name][:1, :CHECKED_TOKENS] for name in MODEL_INPUTS if name in inputs}
     sft = make_target("sft")
     labels = few["input_ids"].clone()
     labels[:, 0] = IGNORED

@@ -30,7 +30,7 @@ from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 from transformers.utils import logging
 from trl import SFTTrainer
 
-from qsft.losses.head import LABEL_POSITIONS, HeadOptions, attach_target_head
+from qsft.losses.head import LABEL_POSITIONS, MODEL_INPUTS, HeadOptions, attach_target_head
 from qsft.losses.kernel_path import takes_kernels
 from qsft.losses.sums import SUM_NAMES
 from qsft.run_directory import LAST
@@ -61,7 +61,6 @@ from qsft.train.teacher import CachedTeacher, LiveModel, TeacherArgument, resolv
 logger = logging.get_logger(__name__)
 
 Batch = dict[str, Any]
-MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 TOKENS = SUM_NAMES.index("tokens")
 KEPT = SUM_NAMES.index("kept")
 

@@ -105,7 +105,7 @@ def check_not_empty(dataset: Any, given: Any, name: str, max_length: int | None)
         return
     count = len(given) if isinstance(given, Dataset) else 0
     if not count:
-        raise ValueError(f"the {name} data set is empty.")
+        raise ValueError(f"the {name} data set is empty. Pass one with examples, or check the filter that made it.")
     raise ValueError(
         f"none of the {count} examples of the {name} data set has a label left after truncation to "
         f"max_length={max_length}: all labels are −100, or the prompts alone fill max_length. Raise max_length, set "

@@ -21,6 +21,7 @@ from qsft.files import read_json
 from qsft.losses.head import base_causal_lm
 from qsft.processes import local_rank
 
+NO_MODEL_CONFIG = "Unrecognized model in"  # how the ValueError of transformers begins for a directory without a model
 DOWNLOAD_ARGUMENTS = ("token", "cache_dir", "local_files_only")  # of from_pretrained: how files come from the Hub
 
 
@@ -84,10 +85,16 @@ def explain_missing_model(name: str | Path) -> Iterator[None]:
     """Turn the errors of transformers for a model that cannot be found into one that says what to do."""
     try:
         yield
-    except (OSError, HFValidationError) as error:
-        reason = str(error).splitlines()[0]
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        is_missing = isinstance(error, OSError | HFValidationError) or reason.startswith(NO_MODEL_CONFIG)
+        if not is_missing:
+            raise
         if Path(name).is_dir():
-            raise FileNotFoundError(f"the directory {name} cannot be loaded as a model: {reason}") from error
+            raise FileNotFoundError(
+                f"the directory {name} cannot be loaded as a model: {reason} Pass the directory that save_pretrained "
+                "wrote."
+            ) from error
         if looks_like_path(name):
             raise FileNotFoundError(f"there is no model directory {name}. Check the path.") from error
         raise FileNotFoundError(

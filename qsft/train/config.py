@@ -170,6 +170,8 @@ def validate_fields(args: Any) -> None:
             raise ValueError(f"{own.name}={value!r} is not supported. Choose one of {', '.join(choices)}.")
         if own.name in AT_LEAST_ONE and value is not None and value < 1:
             raise ValueError(f"{own.name} must be at least 1, got {value}.")
+    if args.teacher_top_p is not None and not 0 < args.teacher_top_p <= 1:
+        raise ValueError(f"teacher_top_p must be above 0 and at most 1, got {args.teacher_top_p}.")
     if args.head_tile_mib is not None and not 0 < args.head_tile_mib < math.inf:
         raise ValueError(
             f"head_tile_mib must be a positive number of MiB, got {args.head_tile_mib}. Leave it out for the default."

@@ -132,7 +132,7 @@ class TargetSFTTrainer(SFTTrainer):
     ) -> None:
         config: Any = adopt_config(args, model)
         validate.check_no_other_loss(config, compute_loss_func)
-        validate.check_no_images(train_dataset)
+        validate.check_first_example(train_dataset)
         validate.warn_overridden_compute_loss(type(self), TargetSFTTrainer)
         takes_kernels(config.head_kernel, config.device.type)  # raises now, not at the first step
         self.target_name, self.target = _resolve_target(target, config)
@@ -161,7 +161,7 @@ class TargetSFTTrainer(SFTTrainer):
             peft_config=peft_config,
             formatting_func=formatting_func,
         )
-        validate.check_not_empty(self.train_dataset, train_dataset, "train", config.max_length)
+        validate.check_labels_left(self.train_dataset, train_dataset, config.max_length)
         validate.check_adapter(self.model, self.is_fsdp_enabled)
         validate.check_parallelism(self.accelerator.parallelism_config, config)
         precision.keep_loss_in_float32(self.accelerator)

@@ -53,11 +53,13 @@ def warn_overridden_compute_loss(trainer_class: type, own_class: type) -> None:
         )
 
 
-def check_no_images(dataset: Iterable[dict[str, Any]] | None) -> None:
-    """Raise ValueError for a data set with images."""
+def check_first_example(dataset: Iterable[dict[str, Any]] | None) -> None:
+    """Raise ValueError for a data set without examples, or with images."""
     if dataset is None:
         return
-    example = next(iter(dataset), {})
+    example = next(iter(dataset), None)
+    if example is None:
+        raise ValueError("the train data set is empty. Pass one with examples, or check the filter that made it.")
     if "image" in example or "images" in example:
         raise ValueError(
             "the data set has images, but documents are identified by their tokens. Use text, or TRL's SFTTrainer."
@@ -93,21 +95,17 @@ def _has_label(dataset: Dataset) -> bool:
     return False
 
 
-def check_not_empty(dataset: Any, given: Any, name: str, max_length: int | None) -> None:
+def check_labels_left(dataset: Any, given: Any, max_length: int | None) -> None:
     """Raise ValueError when preparation left no example to train on.
 
     Args:
         dataset: the prepared data set.
         given: the data set that was passed to the trainer.
-        name: "train" or "eval", for the message.
     """
     if not isinstance(dataset, Dataset) or (len(dataset) and _has_label(dataset)):
         return
-    count = len(given) if isinstance(given, Dataset) else 0
-    if not count:
-        raise ValueError(f"the {name} data set is empty. Pass one with examples, or check the filter that made it.")
     raise ValueError(
-        f"none of the {count} examples of the {name} data set has a label left after truncation to "
+        f"none of the {len(given)} examples of the train data set has a label left after truncation to "
         f"max_length={max_length}: all labels are −100, or the prompts alone fill max_length. Raise max_length, set "
         "truncation_mode='keep_end', or check the labels."
     )

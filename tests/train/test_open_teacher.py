@@ -189,3 +189,8 @@ def test_another_kind_of_teacher_chooses_where_its_cache_lies(trainer, data, sav
     other = trainer(data.completion(), target="kd", teacher=saved()).cache
     assert other.path != usual.path
     assert other.manifest.identity == usual.manifest.identity
+
+
+def test_a_directory_that_is_neither_a_cache_nor_a_model_raises_an_error(trainer, data, tmp_path):
+    with pytest.raises(FileNotFoundError, match="cannot be loaded as a model"):
+        trainer(data.completion(), target="kd", teacher=str(tmp_path))

@@ -26,6 +26,7 @@ from qsft.train.validate import check_adapter, check_parallelism
         ({"target": "iw_sft", "teacher": "base", "teacher_missing": "student"}, "leaves iw_sft without weights"),
         ({"loss_normalization": "mean"}, "Choose one of tokens, micro_batch_mean"),
         ({"psft_block_steps": 0}, "must be at least 1"),
+        ({"teacher_top_p": 2.0}, "teacher_top_p must be above 0 and at most 1, got 2.0"),
         ({"target": "target_sft", "teacher_cache": "nowhere"}, "there is no teacher cache nowhere"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
@@ -40,6 +41,14 @@ def test_vision_data(trainer):
     rows = Dataset.from_list([{"messages": [{"role": "user", "content": "w1"}], "images": []}])
     with pytest.raises(ValueError, match="has images"):
         trainer(rows)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_data_set_without_examples_raises_an_error(trainer, data, streamed):
+    rows = data.completion()
+    empty = rows.to_iterable_dataset().take(0) if streamed else rows.select([])
+    with pytest.raises(ValueError, match="train data set is empty"):
+        trainer(empty)
 
 
 @pytest.mark.parametrize(

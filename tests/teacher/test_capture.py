@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from qsft.teacher.cache import TeacherCache
-from qsft.teacher.capture import timing
+from qsft.teacher.capture import rendezvous, timing
 from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.capture.plan import Plan, plan_batches
 from qsft.teacher.documents import Documents, label_positions
@@ -135,8 +135,9 @@ def test_a_process_does_not_wait_for_a_dead_one_for_ever(build, documents, monke
     data = documents(60)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(rendezvous, "ARRIVAL_SECONDS", 0.5)
     with pytest.raises(ValueError, match=r"probably died.*all nodes must see this directory"):
-        build(data, patience=0.5)
+        build(data)
     held = len(TeacherCache(tmp_path / "cache"))
     assert 0 < held < len(Plan.of(Documents(data), 128).keys)
     monkeypatch.setenv("WORLD_SIZE", "1")

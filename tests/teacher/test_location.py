@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from qsft.teacher.capture import rendezvous
 from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.location import cache_home, default_cache_directory
 from qsft.teacher.sources.transformers_source import TransformersSource
@@ -57,14 +58,17 @@ def test_a_models_directory_is_no_place_for_a_cache(teacher, documents, build, t
     build(documents(4))
 
 
-def test_a_capture_on_nodes_that_share_no_directory_is_rejected_on_each(tmp_path, documents, tiny_model, build, fork):
+def test_a_capture_on_nodes_that_share_no_directory_is_rejected_on_each(
+    tmp_path, documents, tiny_model, build, fork, monkeypatch
+):
     """Two processes of one launch, each with a directory of its own: nobody waits for ever, nothing is mixed."""
+    monkeypatch.setattr(rendezvous, "ARRIVAL_SECONDS", 1.0)
     data, model = documents(30), tiny_model()
 
     def node(rank):
         def work():
             try:
-                build(data, f"node{rank}", teacher=model, patience=1.0)
+                build(data, f"node{rank}", teacher=model)
             except ValueError as error:
                 (tmp_path / f"{rank}.txt").write_text(str(error))
 

@@ -45,7 +45,8 @@ def launch(monkeypatch, tmp_path):
     return join
 
 
-def test_a_node_that_does_not_see_the_first_process_raises_at_the_start(launch, tmp_path):
+def test_a_node_that_does_not_see_the_first_process_raises_at_the_start(launch, tmp_path, monkeypatch):
+    monkeypatch.setattr(rendezvous, "ARRIVAL_SECONDS", 0.0)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with launch(1, 0, patience=1.0):
@@ -57,8 +58,22 @@ def test_a_node_that_does_not_see_the_first_process_raises_at_the_start(launch, 
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_process_that_comes_after_the_first_one_has_finished_goes_on(launch, build, documents):
+def test_a_process_that_has_not_arrived_is_waited_for_longer_than_one_that_fell_silent(launch, monkeypatch):
+    """It may still load its student; how long is a matter of its disk."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    with pytest.raises(ValueError, match="process 1 has shown no sign of life for 1800 s"):
+        launch(1, 0, patience=60.0).wait_for(KEYS, np.array([1, 1]))
+    assert 1800 < clock[0] < 1810
+    clock[0] = 0.0
+    with pytest.raises(ValueError, match=r"does not see in .* after 1800 s"):
+        launch(1, 1, patience=60.0).check_shared(KEYS)
+
+
+def test_a_process_that_comes_after_the_first_one_has_finished_goes_on(launch, build, documents, monkeypatch):
     """The first process may own all documents of a small data set, and leave before the others look."""
+    monkeypatch.setattr(rendezvous, "ARRIVAL_SECONDS", 0.0)
     cache = build(documents(5))
     keys = np.concatenate([shard.keys for shard in cache.shards])
     launch(1, 1, path=cache.path).check_shared(keys)
@@ -109,7 +124,7 @@ def test_a_process_whose_heartbeat_stops_is_noticed_by_the_observers_own_clock(l
 
 
 def test_a_running_process_is_waited_for_without_limit_and_with_growing_pauses(launch, monkeypatch):
-    """Its documents arrive after ten hours; a look every five seconds is enough."""
+    """Its documents arrive after an hour; a look every five seconds is enough."""
     clock, looks = [0.0], []
     other = launch(1, 1)
 
@@ -123,15 +138,15 @@ def test_a_running_process_is_waited_for_without_limit_and_with_growing_pauses(l
 
     def published_shards(path):
         looks.append(clock[0])
-        return ["shard"] if clock[0] > 36_000 else []
+        return ["shard"] if clock[0] > 3_600 else []
 
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(rendezvous, "published_shards", published_shards)
     monkeypatch.setattr(rendezvous, "Shard", OneKey)
     launch(1, 0, patience=60.0).wait_for(np.zeros((1, 16), np.uint8), np.array([1]))
-    assert 36_000 < clock[0] < 36_010
-    assert len(looks) < 36_000 / 4
+    assert 3_600 < clock[0] < 3_610
+    assert len(looks) < 3_600 / 4
 
 
 @pytest.mark.slow  # that two processes write what one writes is proved by forks in test_capture.py

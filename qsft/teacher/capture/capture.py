@@ -68,7 +68,8 @@ def build_cache(
         revision: the revision of the teacher on the Hub.
         model_kwargs: further arguments of the teacher's `from_pretrained`.
         shard_bytes: the size at which a shard is published.
-        patience: the time in seconds without a heartbeat after which another process of the capture is considered dead.
+        patience: the time in seconds without a heartbeat after which another process of the capture that had one is
+            considered dead.
 
     Raises:
         ValueError: if the cache belongs to another teacher or has other settings, or if the tokenizers do not match.

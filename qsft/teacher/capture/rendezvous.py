@@ -22,7 +22,8 @@ from qsft.teacher.sources.source import Replica
 SHORTEST_WAIT = 0.2  # seconds between two looks at the directory
 LONGEST_WAIT = 5.0
 HEARTBEAT_SECONDS = 5.0
-NOTICE_SECONDS = 600.0  # how often a waiting process says what it waits for
+ARRIVAL_SECONDS = 1800.0  # how much later than others a process may come: it may load its student from a slow disk
+NOTICE_SECONDS = 300.0  # how often a waiting process says what it waits for
 LAUNCH_VARIABLES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
 SHARED_FILE_SYSTEM = "all nodes must see this directory on a file system they share"
 
@@ -31,7 +32,7 @@ class Rendezvous:
     """The processes of one capture in a directory; inside `with`, this one shows that it is alive.
 
     Args:
-        patience: seconds without a heartbeat after which another process counts as dead.
+        patience: seconds without a heartbeat after which a process that had one counts as dead.
     """
 
     def __init__(self, path: Path, replica: Replica, patience: float) -> None:
@@ -67,15 +68,21 @@ class Rendezvous:
         if self._replica.index == 0:
             return
         outstanding = _Outstanding(self._path, {key.tobytes(): 0 for key in keys})
+        notices = _Notices()
         for waited in _waits():
             is_running = self._heartbeat(0) is not None
             if is_running or not outstanding.update():  # in this order: it publishes before it leaves
                 return
-            if waited > self._patience:
+            if waited > ARRIVAL_SECONDS:
                 raise ValueError(
-                    f"process {self._replica.index} does not see in {self._path} what the first process wrote there "
-                    f"within {self._patience:.0f} s: {SHARED_FILE_SYSTEM}. Set teacher_cache (or QSFT_CACHE) to such a "
+                    f"process {self._replica.index} does not see in {self._path} what the first process writes there, "
+                    f"after {ARRIVAL_SECONDS:.0f} s: {SHARED_FILE_SYSTEM}. Set teacher_cache (or QSFT_CACHE) to such a "
                     "directory."
+                )
+            if notices.is_due(waited):
+                print(
+                    f"process {self._replica.index} waits for the first process in {self._path}: {SHARED_FILE_SYSTEM}",
+                    file=sys.stderr,
                 )
 
     def wait_for(self, keys: np.ndarray, owners: np.ndarray) -> None:
@@ -90,7 +97,7 @@ class Rendezvous:
         """
         outstanding = _Outstanding(self._path, {key.tobytes(): int(owner) for key, owner in zip(keys, owners)})
         signs = _SignsOfLife(self._heartbeat)
-        last_notice = 0.0
+        notices = _Notices()
         for waited in _waits():
             awaited = sorted(outstanding.owners - {self._replica.index})
             signs.observe(awaited)  # before the shards: a process that has finished has published everything
@@ -102,16 +109,15 @@ class Rendezvous:
                     f"{count} documents are missing from the teacher cache {self._path} although this process captured "
                     "them: a shard was removed meanwhile. Rerun the command."
                 )
-            dead = [owner for owner in outstanding.owners if signs.silence(owner) > self._patience]
-            if dead:
-                raise ValueError(
-                    f"{count} documents of the teacher cache {self._path} are missing, and process "
-                    f"{min(dead)} has shown no sign of life for {self._patience:.0f} s. It probably died, or it runs "
-                    f"on a node that writes elsewhere: {SHARED_FILE_SYSTEM}. What was published stays: rerun the "
-                    "command."
-                )
-            if waited - last_notice > NOTICE_SECONDS:
-                last_notice = waited
+            for owner in sorted(outstanding.owners):
+                limit = self._patience if signs.has_arrived(owner) else ARRIVAL_SECONDS
+                if signs.silence(owner) > limit:
+                    raise ValueError(
+                        f"{count} documents of the teacher cache {self._path} are missing, and process {owner} has "
+                        f"shown no sign of life for {limit:.0f} s. It probably died, or it runs on a node that writes "
+                        f"elsewhere: {SHARED_FILE_SYSTEM}. What was published stays: rerun the command."
+                    )
+            if notices.is_due(waited):
                 names = ", ".join(map(str, awaited))
                 print(f"waiting for {count} documents of the processes {names}", file=sys.stderr)
 
@@ -182,11 +188,27 @@ class _SignsOfLife:
             if known is None or (content is not None and content != known[0]):
                 self._last[process] = (content, now)
 
+    def has_arrived(self, process: int) -> bool:
+        return process in self._last and self._last[process][0] is not None
+
     def silence(self, process: int) -> float:
         """Seconds since a process's heartbeat last changed, as far as it was observed."""
         if process not in self._last:
             return 0.0
         return time.monotonic() - self._last[process][1]
+
+
+class _Notices:
+    """When a waiting process says again what it waits for."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def is_due(self, waited: float) -> bool:
+        if waited - self._last <= NOTICE_SECONDS:
+            return False
+        self._last = waited
+        return True
 
 
 def _waits() -> Iterator[float]:

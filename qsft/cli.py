@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from textwrap import fill
 from typing import Any
 
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `qsft targets | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:  # the last is a loss that is not finite
         print(f"qsft: {redact_text(_message(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _message(error: ValueError | OSError) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and error.filename is not None:
         return too_long_message(error.filename)
     return str(error)
@@ -133,4 +134,6 @@ def check_text(words: Sequence[str]) -> None:
 
 def command() -> None:
     """The entry point of the console script."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may be unable to show γ and π̃
     exit_process(main())

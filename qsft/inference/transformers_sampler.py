@@ -27,6 +27,7 @@ MAX_BATCH_SIZE = 512
 CPU_MEMORY = 2 << 30  # bytes for the KV cache and the noise on a CPU
 # The batch is compacted and refilled once an eighth of it is finished: each time copies the whole cache.
 REFILL_BELOW = 0.875
+NOT_FINITE = -1  # instead of a token whose logits are NaN or infinite
 NOISE_BYTES = 48  # per vocabulary entry and sequence, while a token is drawn
 
 
@@ -192,8 +193,12 @@ class _Batch:
         state = self.state
         stops = self.sampler.stops
         tokens = self.sampler.choose(state["logits"], state["keys"], state["steps"])
+        usable = state["logits"].amax(-1).isfinite() | ~state["running"]
+        chosen = torch.where(usable, tokens, NOT_FINITE).tolist()
+        if NOT_FINITE in chosen:
+            raise ValueError(self._nonfinite_message(chosen.index(NOT_FINITE)))
         state["steps"] = state["steps"] + 1
-        for ids, token in zip(self.written, tokens.tolist()):
+        for ids, token in zip(self.written, chosen):
             ids.append(token)
         at_end_token = torch.isin(tokens, torch.tensor(stops.ids, device=tokens.device, dtype=tokens.dtype))
         ended = (at_end_token | (state["steps"] >= state["limits"])) & state["running"]
@@ -212,6 +217,14 @@ class _Batch:
             self.requests = []
             self.written = []
         return finished
+
+    def _nonfinite_message(self, place: int) -> str:
+        request = self.requests[place]
+        return (
+            f"the logits of {type(self.sampler.model).__name__} are NaN or infinite after {len(self.written[place])} "
+            f"tokens of a response (problem {request.problem}, sample {request.sample}), so its responses would be "
+            "arbitrary. Its weights may be damaged, or its dtype too narrow: try float32 or bfloat16."
+        )
 
     def _at_stop_string(self) -> list[int]:
         """The running sequences that contain a stop string; checked every few tokens and cut exactly afterwards."""

@@ -132,7 +132,7 @@ def check_output_dir(recipe: Recipe) -> None:
 
 def check_not_around_us(output_dir: str, *, overwrite: bool) -> None:
     """Raise ValueError for an output directory that holds the current directory and with it files of other purposes."""
-    resolved = Path(output_dir).resolve()
+    resolved = Path(os.path.realpath(output_dir))  # Path.resolve raises RuntimeError for a loop of symbolic links
     here = Path.cwd().resolve()
     if resolved in here.parents:
         raise ValueError(

@@ -50,10 +50,10 @@ def check_teacher_head(model: nn.Module, **inputs: Tensor | None) -> None:
     with torch.autocast(input_ids.device.type, enabled=False):  # autocast would round the model's product, not ours
         ours: Any = teacher_log_probs(model, None, **first_tokens, labels=input_ids)
         logits = own_logits(model, first_tokens)[:-1].to(ours.logps.device)
-    if torch.isnan(logits).any():
+    if not torch.isfinite(logits.amax(-1)).all():  # entries of minus infinity are tokens that the model excludes
         raise ValueError(
-            f"the teacher {name} returned NaN for the first tokens of the data. Its weights may be damaged, or its "
-            "dtype too narrow: try float32 or bfloat16."
+            f"the teacher {name} returned NaN or infinity for the first tokens of the data. Its weights may be "
+            "damaged, or its dtype too narrow: try float32 or bfloat16."
         )
     if not _agree(logits, ours.logps, torch.finfo(output_head(model).weight.dtype).eps):
         raise ValueError(

@@ -1,5 +1,7 @@
 """The sampler: draws from the model's distribution, and neither batching nor order changes a sample."""
 
+import copy
+
 import pytest
 import torch
 
@@ -127,3 +129,16 @@ def test_the_model_is_left_as_it_was(sum_model, sum_tokenizer, requests):
     assert sum_model.training
     sum_model.eval()
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(sum_model, sum_tokenizer, requests, value, temperature):
+    broken = copy.deepcopy(sum_model)
+    with torch.no_grad():
+        broken.model.norm.weight[3] = value
+    sampler = TransformersSampler(
+        broken, sum_tokenizer, Sampling(num_samples=1, temperature=temperature, max_new_tokens=4)
+    )
+    with pytest.raises(ValueError, match=r"logits of LlamaForCausalLM are NaN or infinite after 0 tokens"):
+        list(sampler.sample(requests(n=1)))

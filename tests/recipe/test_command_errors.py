@@ -18,6 +18,7 @@ def folder(tiny_files, tmp_path, monkeypatch):
     checkpoint.mkdir(parents=True)
     for file in (checkpoint / "run.json", checkpoint / "trainer_state.json", tmp_path / "broken" / "run.json"):
         file.write_text("{}")
+    (tmp_path / "loop").symlink_to("loop")
     for name in ("sweep.json", "manifest.json", "recipe.json"):
         (tmp_path / name).write_text("[]")
     documents = [{"input_ids": [4, 5, 6], "labels": [-100, 5, 6]}]
@@ -57,6 +58,8 @@ CASES = [
     ("explore run broken --output_file curves.html", "broken"),
     ("train TINY --target sft --output_dir run\udcff", "is not UTF-8"),
     ("eval {files}/student --tasks task\udcff.jsonl", "is not UTF-8"),
+    ("train TINY --target sft --output_dir loop", "loop"),
+    ("train TINY --target sft --learning_rate 1e30 --max_steps 4 --output_dir nan", "NaN or infinite in"),
     ("explore run afile --output_file curves.html", "afile"),
     ("explore tokens TINY --num_documents 1 --output_file adir", "adir"),
 ]

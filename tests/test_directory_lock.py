@@ -1,5 +1,7 @@
 """Two processes do not write to one directory at once, and a process that has ended holds nothing."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -8,11 +10,16 @@ import pytest
 from qsft.directory_lock import hold_directory
 
 HOLD = """\
+import os
 import sys
+import time
 from pathlib import Path
 from qsft.directory_lock import hold_directory
 
 with hold_directory(Path(sys.argv[1]), "Wait."):
+    if sys.argv[2:] == ["fork"] and os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -47,6 +54,22 @@ def test_a_killed_process_holds_nothing(other_process, tmp_path):
     other_process.wait()
     with hold_directory(tmp_path / "run", "Wait."):
         assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_forked_child_that_outlives_a_killed_process_holds_nothing(tmp_path):
+    """As a worker of a data loader does for some seconds."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run"), "fork"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout.readline() == "held\n"
+        process.kill()
+        process.wait()
+        try:
+            with hold_directory(tmp_path / "run", "Wait."):
+                pass
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_one_process_may_hold_a_directory_twice(tmp_path):

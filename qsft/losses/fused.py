@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from qsft.losses.kernel_path import kernel_tile, takes_kernels
-from qsft.losses.label_tokens import LabelTokens, fused_label_logps
+from qsft.losses.label_tokens import LabelTokens, check_lengths, fused_label_logps
 from qsft.losses.projection import (
     Projection,
     add_product,
@@ -111,6 +111,7 @@ def fused_target_loss(
     2.7726
     """
     if isinstance(labels, Tensor):
+        check_lengths(hidden, labels, teacher, side)
         labels = LabelTokens.of(labels)
         hidden = labels.rows(hidden)
         teacher = None if teacher is None else teacher.map(labels.rows)

@@ -14,7 +14,7 @@ from qsft.losses.projection import (
     tokens_per_chunk,
     write_product,
 )
-from qsft.targets.view import IGNORED, TokenView
+from qsft.targets.view import IGNORED, Full, SideInputs, TokenView, TopK
 
 WRONG_POSITIONS = (
     "label_positions are not the positions of the labels after the first column: the labels were changed after the "
@@ -73,6 +73,15 @@ class LabelTokens:
             f"label {int(self.labels[where])} at label position {where} is outside the head's {vocab_size} rows. "
             "Another tokenizer made the data, or the embedding was not resized; −100 marks ignored tokens."
         )
+
+
+def check_lengths(rows: Tensor, labels: Tensor, teacher: TopK | Full | None, side: SideInputs | None) -> None:
+    """Raise ValueError unless hidden states or logits, teacher and side inputs have one entry per label."""
+    if len(rows) != len(labels):
+        raise ValueError(f"there are {len(rows)} hidden states or logits for {len(labels)} labels. Give one per label.")
+    for inputs in (teacher, side):
+        if inputs is not None:
+            inputs.check_length(len(labels))
 
 
 @torch.no_grad()

@@ -135,15 +135,24 @@ class Target:
     scale: Scale = Constant(1.0)  # noqa: RUF009  (a frozen value)
     value: Value | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        for name in ("trust", "residual", "scale", "value"):
+            part = getattr(self, name)
+            if not callable(part) and not (part is None and name in ("residual", "value")):
+                raise TypeError(
+                    f"{name} must be a function of a TokenView, got {part!r}. See qsft/targets/{name}.py, or pass "
+                    "Constant(number) for the same number at every token."
+                )
+
     @torch.no_grad()
     def __call__(self, view: TokenView) -> Mixture:
         """Q for the tokens of `view`; γ, π̃ and scale carry no gradient."""
-        gamma = self.trust(view)
+        gamma = _check_per_token("trust", self.trust(view), view)
         terms: Terms = [(gamma, OneHot(view.labels))]
         if self.residual is not None:
             rest = self.trust.rest(view) if hasattr(self.trust, "rest") else 1.0 - gamma
             terms += [(rest * share, dist) for share, dist in _as_terms(self.residual(view), view)]
-        mixture = Mixture(terms, gamma, self.scale(view))
+        mixture = Mixture(terms, gamma, _check_per_token("scale", self.scale(view), view))
         if self.value is None:
             return mixture
         return replace(mixture, value=self.value(view, mixture))
@@ -197,11 +206,30 @@ class Target:
 
 def _as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
     """What a residual returned, as [(share, Dist), …]."""
-    if isinstance(residual, Tensor):
+    if isinstance(residual, Tensor) and residual.shape == view.logits.shape:
         residual = Dense(residual)
     if isinstance(residual, Dist):
         return [(torch.ones_like(view.lse), residual)]
+    if not isinstance(residual, list):
+        raise ValueError(
+            f"the residual returned {_what(residual)}. Return a distribution (qsft/targets/dist.py), a tensor of shape "
+            f"[N, V] = {tuple(view.logits.shape)}, or a list of (share, distribution)."
+        )
     return residual
+
+
+def _check_per_token(part: str, value: Any, view: TokenView) -> PerToken:
+    """`value`, which a part of a target returned; ValueError unless it is one number per token."""
+    if not isinstance(value, Tensor) or value.shape != view.lse.shape:
+        raise ValueError(
+            f"the {part} returned {_what(value)} for {len(view.lse)} tokens. Return one number per token: a tensor of "
+            "shape [N]."
+        )
+    return value
+
+
+def _what(value: object) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _record(part: Any) -> Any:
@@ -233,10 +261,10 @@ def loss_and_gradient(
     with torch.enable_grad():
         z = logits.detach().requires_grad_()
         loss = loss_fn(z, labels)
-        if loss.shape != labels.shape:
+        if not isinstance(loss, Tensor) or loss.shape != labels.shape:
             raise ValueError(
-                f"the loss function returned shape {tuple(loss.shape)} for {labels.shape[0]} tokens; return one value "
-                "per token, shape [N], without averaging: the trainer divides once."
+                f"the loss function returned {_what(loss)} for {labels.shape[0]} tokens; return one value per token, "
+                "shape [N], without averaging: the trainer divides once."
             )
         (grad,) = torch.autograd.grad(loss.sum(), z)
     return loss.detach(), grad
@@ -265,6 +293,10 @@ class LossTarget(Target):
     scale: Any = field(default=None, init=False, repr=False)
     value: Any = field(default=None, init=False, repr=False)
     loss_fn: LossFn
+
+    def __post_init__(self) -> None:
+        if not callable(self.loss_fn):
+            raise TypeError(f"loss_fn must be a function of logits [N, V] and labels [N], got {self.loss_fn!r}.")
 
     def __call__(self, view: TokenView) -> Mixture:
         loss, grad = loss_and_gradient(self.loss_fn, view.logits, view.labels)

@@ -38,6 +38,19 @@ class LabelTensors:
     def __getitem__(self: Same, tokens: slice | Tensor) -> Same:
         return self.map(lambda value: value[tokens])
 
+    def check_length(self, tokens: int) -> None:
+        """Raise ValueError unless every tensor has one entry per label token."""
+
+        def check(value: Tensor) -> Tensor:
+            if len(value) != tokens:
+                raise ValueError(
+                    f"{type(self).__name__} has {len(value)} entries for {tokens} labels, so they would be matched "
+                    "wrongly. Give one entry per label."
+                )
+            return value
+
+        self.map(check)
+
     def to(self: Same, device: torch.device, dtype: torch.dtype) -> Same:
         """The same on `device`, floats as `dtype` and the rest as int64."""
         return self.map(lambda value: value.to(device, dtype if value.is_floating_point() else torch.int64))

@@ -6,7 +6,7 @@ keyed by a document's tokens, so both readings must agree; a test compares them 
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -170,6 +170,7 @@ class Documents(Sequence[Document]):
 
     def _read(self, dataset: Any) -> np.ndarray:
         """Add the documents of a data set; (buffer, start, length) of each."""
+        _check_tokenized(getattr(dataset, "column_names", None))
         table = None if self.collator is not None else token_table(dataset)
         if table is None:
             return self._read_examples(dataset)
@@ -212,6 +213,7 @@ class Documents(Sequence[Document]):
     def _read_examples(self, examples: Iterable[Mapping[str, Any]]) -> np.ndarray:
         documents: list[Document] = []
         for example in examples:
+            _check_tokenized(example)
             documents += split(example) if self.collator is None else collated(example, self.collator)
         ids = [_integers(document["input_ids"]) for document in documents]
         labels = [_integers(document["labels"]) for document in documents]
@@ -338,6 +340,14 @@ def _int32(array: np.ndarray) -> np.ndarray:
             invalid = high if high > INT32.max else low
             raise ValueError(f"a document holds the token id {invalid}, which no model has.")
     return np.ascontiguousarray(array, dtype="<i4")
+
+
+def _check_tokenized(columns: Collection[str] | None) -> None:
+    if columns and "input_ids" not in columns:
+        raise ValueError(
+            f"the data set has the columns {', '.join(columns)}, but not input_ids. Tokenize it first, or let "
+            "TargetSFTTrainer or `qsft cache build` do it."
+        )
 
 
 def _check_same_lengths(ids: np.ndarray, labels: np.ndarray) -> None:

@@ -1,5 +1,6 @@
 """The fused head equals the reference for every target, in loss and in every gradient, whatever the chunk."""
 
+import jaxtyping
 import pytest
 import torch
 from cases import CASES, IDS, make_batch
@@ -535,3 +536,17 @@ def test_a_negative_id_is_an_empty_slot():
             for teacher in (TopK(ids, logps), emptied)
         )
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("wrong", ["labels", "teacher", "side"])
+def test_inputs_of_different_lengths_raise_an_error(wrong, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own checks of types come first
+    batch = make_batch(ignored=(), empty=())
+    inputs = {"labels": batch.labels, "teacher": batch.teacher, "side": batch.side}
+    inputs[wrong] = inputs[wrong][:4]
+    hidden = torch.randn(len(batch.labels), 6, dtype=torch.float64)
+    weight = torch.randn(batch.logits.shape[-1], 6, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"for 4 labels|4 entries for 9 labels"):
+        fused_target_loss(hidden, weight, target=make_target("kd"), **inputs)
+    with pytest.raises(ValueError, match=r"for 4 labels|4 entries for 9 labels"):
+        target_loss(batch.logits, target=make_target("kd"), **inputs)

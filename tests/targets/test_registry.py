@@ -188,3 +188,29 @@ def test_hyper_parameters_default_to_those_the_methods_were_published_with(name)
 def test_a_part_used_on_its_own_has_the_defaults_of_its_target():
     assert make_target("eaft").trust == Entropy()
     assert make_target("gem").residual == Tempered()
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (Target(lambda view: view.label_logp[:, None]), r"the trust returned shape \(3, 1\) for 3 tokens"),
+        (Target(lambda view: 0.5), "the trust returned a float for 3 tokens"),
+        (Target(Constant(1.0), scale=lambda view: 2.0), "the scale returned a float for 3 tokens"),
+        (Target(Constant(0.0), lambda view: torch.ones(5)), r"the residual returned shape \(5,\).*\[N, V\] = \(3, 5\)"),
+        (Target(Constant(0.0), lambda view: None), "the residual returned a NoneType"),
+        (LossTarget(lambda z, y: None), "the loss function returned a NoneType"),
+    ],
+    ids=lambda value: None,
+)
+def test_a_part_that_returns_another_shape_is_named(target, words, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own checks of types come first
+    with pytest.raises(ValueError, match=words):
+        target(TokenView.of(torch.randn(3, 5), torch.tensor([0, 1, 2])))
+
+
+def test_a_part_that_is_not_a_function_is_named(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own checks of types come first
+    with pytest.raises(TypeError, match="trust must be a function of a TokenView, got 'dft'"):
+        Target("dft")
+    with pytest.raises(TypeError, match=r"scale must be .*, got 2.0"):
+        Target(Constant(1.0), scale=2.0)

@@ -542,3 +542,14 @@ def test_weights_without_a_tokenizer_are_a_teacher(build, documents, tiny_model,
 def test_a_head_with_fewer_entries_than_the_tokenizer_has_tokens_is_rejected(build, documents, tiny_model, tmp_path):
     with pytest.raises(ValueError, match=r"head of the teacher Qwen2ForCausalLM has 200 entries.*320 tokens"):
         build(documents(3, vocab_size=200), teacher=tiny_model(vocab_size=200))
+
+
+def test_a_data_set_that_is_not_tokenized_raises_an_error(build):
+    for data in ([{"text": "w1 w2"}], Dataset.from_list([{"text": "w1 w2"}])):
+        with pytest.raises(ValueError, match="has the columns text, but not input_ids"):
+            build(data)
+
+
+def test_batches_without_tokens_raise_an_error(build, documents):
+    with pytest.raises(ValueError, match="batch_tokens = 0"):
+        build(documents(2), batch_tokens=0)

@@ -28,6 +28,7 @@ from qsft.teacher.identity import Identity, check_settings
 from qsft.teacher.sources.open_source import TeacherOrSource, open_source
 from qsft.teacher.sources.source import TeacherSource
 from qsft.teacher.vocabulary import VOCABULARY, Vocabulary
+from qsft.validation import check_range
 
 WHAT = "the teacher cache"
 ANNOUNCED_BYTES = 1e9  # a capture that writes more than this below the home directory says so first
@@ -77,6 +78,7 @@ def build_cache(
     """
     path = Path(path)
     check_settings(top_k, cache_encoding, top_p, min_k)
+    check_range("batch_tokens", batch_tokens, 1)
     documents = dataset if isinstance(dataset, Documents) else Documents(dataset)
     source = open_source(teacher, dtype=dtype, revision=revision, device=device, model_kwargs=model_kwargs)
     settings = {"top_k": top_k, "cache_encoding": cache_encoding, "top_p": top_p, "min_k": min_k}

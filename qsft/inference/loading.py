@@ -15,7 +15,8 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.integrations import deepspeed as hf_deepspeed
-from transformers.utils import find_adapter_config_file
+from transformers.utils import cached_file, find_adapter_config_file
+from transformers.utils.hub import extract_commit_hash
 
 from qsft.files import read_json
 from qsft.losses.head import base_causal_lm
@@ -78,6 +79,16 @@ def load_config(name: str | Path, **kwargs: Any) -> Any:
     """Return the configuration of the model `name`; FileNotFoundError names a model that does not exist."""
     with explain_missing_model(name):
         return AutoConfig.from_pretrained(str(name), **kwargs)
+
+
+def config_file(name: str | Path, filename: str = "config.json", **kwargs: Any) -> tuple[Path, str | None]:
+    """Return the path of a model's configuration file, and its commit where it comes from the Hub.
+
+    A configuration that transformers loads does not know its commit.
+    """
+    with explain_missing_model(name):
+        path = Path(str(cached_file(str(name), filename, **kwargs)))
+    return path, extract_commit_hash(path.as_posix(), None)
 
 
 @contextmanager

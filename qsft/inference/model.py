@@ -161,12 +161,13 @@ class InferenceModel:
             base = loading.adapter_base(self.name)
             assert base is not None
             adapter = model_directory_digest(Path(self.name))
-            return digest_json([adapter, _stored_identity(base[0], self.config)])
-        return _stored_identity(self.name, self.config)
+            return digest_json([adapter, _stored_identity(base[0])])
+        return _stored_identity(self.name)
 
 
-def _stored_identity(name: str, config: Any) -> str:
+def _stored_identity(name: str) -> str:
     """What identifies the weights of a directory or of a hub id."""
     if Path(name).is_dir():
         return model_directory_digest(Path(name))
-    return f"{name}@{getattr(config, '_commit_hash', None)}"
+    _, commit = loading.config_file(name)
+    return f"{name}@{commit}"

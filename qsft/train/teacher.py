@@ -68,8 +68,7 @@ class TeacherModel:
         """Keyword arguments of from_pretrained; the base is loaded as the student was."""
         if not self.is_base:
             return dict(self.init_kwargs)
-        commit = getattr(getattr(student, "config", None), "_commit_hash", None)
-        kwargs = {"revision": commit, "dtype": TRL_DEFAULT_DTYPE, **self.init_kwargs}
+        kwargs = {"dtype": TRL_DEFAULT_DTYPE, **self.init_kwargs}
         if isinstance(student, nn.Module):
             kwargs["dtype"] = student.dtype
         return kwargs

@@ -31,6 +31,18 @@ def test_an_adapter_is_sampled_with_its_base_and_both_identify_it(learned, sum_t
     assert InferenceModel(str(tmp_path / "adapter"), sum_tokenizer).identity() != before
 
 
+def test_the_commit_identifies_a_hub_model(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--org--student"
+    (repository / "refs").mkdir(parents=True)
+    identities = []
+    for commit in ("a" * 40, "b" * 40):
+        tiny_model().save_pretrained(repository / "snapshots" / commit)
+        (repository / "refs" / "main").write_text(commit)
+        identities.append(InferenceModel("org/student", tiny_tokenizer).identity())
+    assert identities[0] != identities[1]
+
+
 class Malicious:
     def __reduce__(self):
         return os.mkdir, ("executed",)

@@ -296,6 +296,15 @@ def test_another_commit_with_the_same_weights_continues_the_cache(build, documen
         build(data, teacher="org/teacher", revision="c" * 40)
 
 
+def test_the_identity_of_a_hub_model_has_the_commit_of_its_branch(hub_teacher, tmp_path):
+    branch = tmp_path / "hub" / "models--org--teacher" / "refs" / "main"
+    branch.parent.mkdir(parents=True)
+    for commit in ("a" * 40, "b" * 40):
+        hub_teacher(commit)
+        branch.write_text(commit)
+        assert transformers_source.TransformersSource("org/teacher").describe()["revision"] == commit
+
+
 def test_only_another_commit_makes_the_weights_decide(build, documents, hub_teacher, monkeypatch):
     """A hub model whose weights are not downloaded yet shows its commit alone."""
     data = documents(5)

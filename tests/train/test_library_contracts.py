@@ -109,13 +109,6 @@ def test_accelerates_mixed_precision_keeps_the_original_forward():
     assert callable(convert_outputs_to_fp32)
 
 
-def test_a_configuration_from_the_hub_knows_its_commit():
-    """The base and the teacher's identity read it."""
-    from transformers import configuration_utils
-
-    assert '"_commit_hash"' in inspect.getsource(configuration_utils)
-
-
 def test_peft_marks_a_model_whose_adapters_are_disabled(tiny_model):
     """A prompt-tuned student that is its own base is recognized by it."""
     student = get_peft_model(tiny_model(), PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"))

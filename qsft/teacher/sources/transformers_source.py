@@ -14,16 +14,15 @@ from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import cached_file
-from transformers.utils.hub import extract_commit_hash
 
 from qsft import fingerprints
 from qsft.files import read_json
 from qsft.inference.loading import (
     DOWNLOAD_ARGUMENTS,
     adapter_base,
+    config_file,
     default_device,
     dtype_name,
-    explain_missing_model,
     has_device_map,
     input_device,
     load_config,
@@ -272,29 +271,22 @@ class TransformersSource(TeacherSource):
     def _describe_files(self, name: str, revision: str | None) -> dict[str, Any]:
         """What is known of a model without loading it; no files of a model that is not downloaded yet."""
         config = load_config(name, revision=revision, **self._hub_arguments)
-        with explain_missing_model(name):
-            config_file = Path(str(cached_file(name, "config.json", revision=revision, **self._download)))
+        file, commit = config_file(name, revision=revision, **self._download)
         return {
             "name": name,
-            "revision": getattr(config, "_commit_hash", None)
-            or extract_commit_hash(str(config_file), None)
-            or revision,
-            "files": fingerprints.weight_files(config_file.parent),
+            "revision": commit or revision,
+            "files": fingerprints.weight_files(file.parent),
             "config": fingerprints.config_digest(config),
-            "config_file": fingerprints.config_file_digest(config_file, {}),
+            "config_file": fingerprints.config_file_digest(file, {}),
         }
 
     def _describe_adapter(self) -> dict[str, Any]:
-        with explain_missing_model(self.name):
-            config_file = Path(
-                str(cached_file(self.name, "adapter_config.json", revision=self._revision, **self._download))
-            )
-        settings = read_json(config_file, "Save the adapter again.")
-        digest = _adapter_digest(settings)
+        file, commit = config_file(self.name, "adapter_config.json", revision=self._revision, **self._download)
+        digest = _adapter_digest(read_json(file, "Save the adapter again."))
         return {
             "name": self.name,
-            "revision": extract_commit_hash(str(config_file), None) or self._revision,
-            "files": fingerprints.weight_files(config_file.parent),
+            "revision": commit or self._revision,
+            "files": fingerprints.weight_files(file.parent),
             "config": digest,
             "config_file": digest,
         }

@@ -34,3 +34,14 @@ def test_it_runs_before_the_first_step(trainer, data):
     lenient = trainer(data.tokens(), check_head=False, max_steps=1)
     lenient.model.config.logit_scale = 0.5
     lenient.train()
+
+
+def test_a_difference_as_large_as_bf16_rounding_is_accepted_under_bf16_autocast_only(trainer, data):
+    def train(**settings):
+        made = trainer(data.tokens(), max_steps=1, **settings)
+        made.model.config.logit_scale = 1.05
+        made.train()
+
+    train(bf16=True)
+    with pytest.raises(RuntimeError, match="the fused head gives"):
+        train()

@@ -155,6 +155,14 @@ def test_the_base_is_captured_from_the_student_before_training(resolve):
     assert by_config.source.load_kwargs("org/student")["dtype"] == "float32"
 
 
+def test_the_base_has_the_dtype_of_the_student(resolve, tiny_model):
+    base = resolve("kd", "base").source
+    assert base.load_kwargs(tiny_model().to(torch.bfloat16))["dtype"] == torch.bfloat16
+    assert base.load_kwargs("org/student")["dtype"] == "float32"  # as TRL loads a name
+    half = resolve("kd", "base", model_init_kwargs={"dtype": "bfloat16"}).source
+    assert half.load_kwargs("org/student")["dtype"] == "bfloat16"
+
+
 def test_a_quantized_student_has_a_quantized_base(resolve):
     quantization = {"load_in_4bit": True}
     resolved = resolve("kd", "base", student="org/student", quantization_config=quantization)

@@ -65,7 +65,10 @@ def check_teacher_head(model: nn.Module, **inputs: Tensor | None) -> None:
 
 def own_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Float[Tensor, "T V"]:
     """The float32 logits of a batch of one sequence, from the model's own forward."""
-    outputs: Any = base_causal_lm(model)(**inputs, use_cache=False)
+    causal_lm: Any = base_causal_lm(model)
+    # accelerate wraps the forward of a model that it trains in half precision, and does not unwrap it afterwards.
+    forward = getattr(causal_lm, "_original_forward", causal_lm)
+    outputs = forward(**inputs, use_cache=False)
     return outputs.logits[0].float()  # type: ignore[no-any-return]
 
 

@@ -102,7 +102,7 @@ def test_trls_collator_is_checked_by_its_type():
 
 
 def test_accelerates_mixed_precision_keeps_the_original_forward():
-    """head_check recognizes autocast by it."""
+    """head_check recognizes autocast by it, and a teacher's own logits are computed without it."""
     from accelerate import Accelerator
 
     assert "_original_forward" in inspect.getsource(Accelerator.prepare_model)

@@ -194,3 +194,10 @@ def test_another_kind_of_teacher_chooses_where_its_cache_lies(trainer, data, sav
 def test_a_directory_that_is_neither_a_cache_nor_a_model_raises_an_error(trainer, data, tmp_path):
     with pytest.raises(FileNotFoundError, match="cannot be loaded as a model"):
         trainer(data.completion(), target="kd", teacher=str(tmp_path))
+
+
+@pytest.mark.parametrize("cache", [None, "cache"], ids=["live", "cached"])
+def test_a_model_that_was_trained_in_bf16_may_be_the_teacher(trainer, data, tmp_path, cache):
+    first = trainer(data.completion(), target="dft", bf16=True)
+    first.train()
+    trainer(data.completion(), target="kd", teacher=first.model, teacher_cache=cache and str(tmp_path / cache)).train()

@@ -1,6 +1,7 @@
 # ruff: noqa: RUF009 (option() makes dataclass fields)
 """TargetSFTConfig: TRL's SFTConfig plus the target to train and where its teacher comes from."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -17,6 +18,7 @@ logger = logging.get_logger(__name__)
 
 DEFAULT_TOP_K = 64
 DEFAULT_ENCODING = "exact"
+DICT_FIELDS = ("target_kwargs", "teacher_model_init_kwargs")
 AT_LEAST_ONE = ("psft_block_steps", "teacher_top_k", "teacher_batch_tokens")
 
 
@@ -44,7 +46,7 @@ class TargetSFTConfig(SFTConfig):
     stores its own top-k, encoding and teacher. They need not be repeated here. If they are, they must agree.
     """
 
-    _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "target_kwargs", "teacher_model_init_kwargs"]  # noqa: RUF012
+    _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, *DICT_FIELDS]  # noqa: RUF012
 
     # The target
     target: str = option(DEFAULT_TARGET, "The target to train, by its name in `qsft targets`, such as sft or dft.")
@@ -136,8 +138,23 @@ class TargetSFTConfig(SFTConfig):
 
     def __post_init__(self) -> None:
         use_new_name_of_checkpointing(self)
+        check_json_objects(self)
         super().__post_init__()
         validate_fields(self)
+
+
+def check_json_objects(args: Any) -> None:
+    """Raise ValueError for a dict that the command line gave as text, unless it is a JSON object."""
+    for name in DICT_FIELDS:
+        text = getattr(args, name)
+        if not isinstance(text, str):
+            continue
+        try:
+            is_object = isinstance(json.loads(text), dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            raise ValueError(f"{name}={text!r} is not a JSON object; write it as '{{\"name\": value}}'.")
 
 
 def use_new_name_of_checkpointing(args: Any) -> None:

@@ -24,6 +24,8 @@ from qsft.train.validate import check_adapter, check_parallelism
             "target='kd' was passed to the trainer, but",
         ),
         ({"target": "iw_sft", "teacher": "base", "teacher_missing": "student"}, "leaves iw_sft without weights"),
+        ({"target_kwargs": "{eta: 1}"}, "target_kwargs='{eta: 1}' is not a JSON object"),
+        ({"target_kwargs": "[1]"}, "target_kwargs='[1]' is not a JSON object"),
         ({"loss_normalization": "mean"}, "Choose one of tokens, micro_batch_mean"),
         ({"psft_block_steps": 0}, "must be at least 1"),
         ({"teacher_top_p": 2.0}, "teacher_top_p must be above 0 and at most 1, got 2.0"),

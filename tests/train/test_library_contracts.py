@@ -117,6 +117,16 @@ def test_peft_marks_a_model_whose_adapters_are_disabled(tiny_model):
         assert student._adapters_disabled is True
 
 
+def test_attributes_of_data_sets_models_and_configs_exist(tiny_model, data):
+    rows = data.tokens(4)
+    assert rows._indices is None
+    assert rows.shuffle(seed=0)._indices.num_rows == 4
+    assert rows._fingerprint != rows.shuffle(seed=0)._fingerprint
+    assert tiny_model().config._name_or_path == ""
+    assert list(tiny_model()._no_split_modules) == ["Qwen2DecoderLayer"]
+    assert "model_init_kwargs" in SFTConfig._VALID_DICT_FIELDS
+
+
 def test_deepspeed_zero3_is_detected_by_this_function():
     assert deepspeed.is_deepspeed_zero3_enabled() is False
 

@@ -4,6 +4,7 @@
 whole response, as the paper writes it; it prefers short responses.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -147,7 +148,13 @@ def response_logps(model: "PreTrainedModel", documents: Sequence[Mapping[str, li
     input_ids = pad_sequence([torch.tensor(one["input_ids"]) for one in documents], batch_first=True, padding_value=0)
     labels = pad_sequence([torch.tensor(one["labels"]) for one in documents], batch_first=True, padding_value=IGNORED)
     logps = label_logps(model, input_ids=input_ids.to(model.device), labels=labels.to(model.device))
-    return [float(logp) for logp in logps.double().sum(-1)]
+    sums = [float(logp) for logp in logps.double().sum(-1)]
+    if not all(math.isfinite(logp) for logp in sums):
+        raise ValueError(
+            f"{type(model).__name__} gives a response the log-probability {min(sums, key=math.isfinite)}, so "
+            "candidates cannot be compared. Its weights may be damaged, or its dtype too narrow."
+        )
+    return sums
 
 
 def _scores(record: "Record", likelihood: str) -> list[float | None]:

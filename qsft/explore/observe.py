@@ -39,6 +39,11 @@ class Observer:
     needs: frozenset[str]
 
     def __call__(self, view: TokenView) -> Tensor:
+        if not view.lse.isfinite().all():
+            raise ValueError(
+                "the student's logits are NaN or infinite at a label token, so nothing about it would be true. Its "
+                "weights may be damaged, or its dtype too narrow: try float32 or bfloat16."
+            )
         step = max(1, TILE_BYTES // (4 * view.logits.shape[-1]))
         for start in range(0, len(view.labels), step):
             tokens = slice(start, start + step)

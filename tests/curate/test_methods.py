@@ -1,5 +1,6 @@
 """Each method's result follows from its definition, with a real model and the evaluator's sampler."""
 
+import copy
 from collections import defaultdict
 
 import pytest
@@ -8,7 +9,7 @@ from sum_tasks import HINT, SUMS, TEMPLATE, UNKNOWN, solution
 
 from qsft.curate.context import CurationInputs
 from qsft.curate.critical import CriticalSettings, CriticalTokenSearch, critical
-from qsft.curate.grape import GrapeSettings, grape
+from qsft.curate.grape import GrapeSettings, grape, response_logps
 from qsft.curate.reasoning_paths import reasoning_path
 from qsft.curate.rft import RftSettings, rft
 from qsft.curate.self_distill import SelfDistillSettings, self_distill
@@ -154,6 +155,15 @@ def test_grape_is_the_brute_force_likelihood(likelihood, clock_exercises, clock_
         assert one.row["scores"] == pytest.approx(expected, abs=1e-5)
         assert one.row["score"] == max(one.row["scores"])
         assert one.row["completion"].strip() == texts[expected.index(max(expected))].strip()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_grape_with_a_model_whose_logits_are_not_finite_is_an_error(value, clock_model):
+    broken = copy.deepcopy(clock_model)
+    with torch.no_grad():
+        broken.model.norm.weight[3] = value
+    with pytest.raises(ValueError, match="LlamaForCausalLM gives a response the log-probability"):
+        response_logps(broken, [{"input_ids": [4, 5, 6], "labels": [-100, 5, 6]}])
 
 
 def test_grape_joins_data_sets_on_the_prompt(clock_exercises, clock_context):

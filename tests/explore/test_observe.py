@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -98,3 +100,12 @@ def test_a_users_loss_is_observed_as_its_induced_target(student, documents):
 
     seen = read_document(student, documents[0], LossTarget(half))
     assert np.allclose(seen.gradient, 0.5 * (seen.p - 1.0), atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_student_whose_logits_are_not_finite_is_an_error(student, documents, cache, value):
+    broken = copy.deepcopy(student)
+    with torch.no_grad():
+        broken.model.norm.weight[3] = value
+    with pytest.raises(ValueError, match="the student's logits are NaN or infinite"):
+        read_document(broken, documents[0], make_target("target_sft"), cache)

@@ -41,8 +41,12 @@ def publish(path: Path, content: bytes | str, *, exclusive: bool = False, what: 
 
     Raises:
         DiskFullError: There is no space left.
+        ValueError: The name is that of a device, a pipe or a socket.
         OSError: The directory cannot be written.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        # The rename below would put a file in the place of the device or pipe.
+        raise ValueError(f"{path} is a device, a pipe or a socket, and {what} must be a file. Choose another name.")
     data = redact_text(content).encode() if isinstance(content, str) else content
     with _explained(path.parent, what, len(data)):
         for _ in range(TRIES - 1):

@@ -133,3 +133,10 @@ def test_a_path_is_shown_from_where_the_user_is(path, name, tmp_path, monkeypatc
 def test_a_line_that_does_not_fit_on_the_disk_is_an_error_that_says_so():
     with pytest.raises(DiskFullError, match="no space left in /dev"), open("/dev/full", "ab", buffering=0) as file:
         write_line(file, {"problem": "a"})
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is a device, a pipe or a socket"):
+        publish(tmp_path / "pipe", "text")
+    assert (tmp_path / "pipe").is_fifo()

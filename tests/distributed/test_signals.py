@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -85,7 +86,11 @@ def handles(pid, number):
 
 def workers(process):
     """The training processes: children of the launcher, which is the child of `qsft train`."""
-    return [worker for launcher in psutil.Process(process.pid).children() for worker in launcher.children()]
+    found = []
+    for child in psutil.Process(process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # a short-lived child of a library that is imported
+            found += child.children()
+    return found
 
 
 def wait_until(ready, process):

@@ -149,11 +149,12 @@ def response_logps(model: "PreTrainedModel", documents: Sequence[Mapping[str, li
     labels = pad_sequence([torch.tensor(one["labels"]) for one in documents], batch_first=True, padding_value=IGNORED)
     logps = label_logps(model, input_ids=input_ids.to(model.device), labels=labels.to(model.device))
     sums = [float(logp) for logp in logps.double().sum(-1)]
-    if not all(math.isfinite(logp) for logp in sums):
-        raise ValueError(
-            f"{type(model).__name__} gives a response the log-probability {min(sums, key=math.isfinite)}, so "
-            "candidates cannot be compared. Its weights may be damaged, or its dtype too narrow."
-        )
+    for logp in sums:
+        if not math.isfinite(logp):
+            raise ValueError(
+                f"{type(model).__name__} gives a response the log-probability {logp}, so candidates cannot be "
+                "compared. Its weights may be damaged, or its dtype too narrow: try float32 or bfloat16."
+            )
     return sums
 
 

@@ -13,6 +13,7 @@ from trl import SFTConfig
 
 from qsft.run_directory import BASE
 from qsft.targets.registry import DEFAULT_TARGET, make_target
+from qsft.train.run_record import check_setting_names
 
 logger = logging.get_logger(__name__)
 
@@ -187,6 +188,7 @@ def validate_fields(args: Any) -> None:
             raise ValueError(f"{own.name}={value!r} is not supported. Choose one of {', '.join(choices)}.")
         if own.name in AT_LEAST_ONE and value is not None and value < 1:
             raise ValueError(f"{own.name} must be at least 1, got {value}.")
+    check_setting_names(args.resume_allow_changed or (), args)
     if args.teacher_top_p is not None and not 0 < args.teacher_top_p <= 1:
         raise ValueError(f"teacher_top_p must be above 0 and at most 1, got {args.teacher_top_p}.")
     if args.head_tile_mib is not None and not 0 < args.head_tile_mib < math.inf:

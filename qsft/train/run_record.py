@@ -7,6 +7,7 @@ compared. A plain object: the trainer calls it, it knows no trainer.
 
 import json
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from qsft.fingerprints import ADAPTER_BOOKKEEPING, config_digest, digest_json, s
 from qsft.run_directory import RUN_RECORD
 from qsft.teacher.documents import Documents
 from qsft.train.checkpoints import Checkpoint, read_run_record
+from qsft.validation import did_you_mean
 
 # Settings of the config that determine the trajectory, under their own names.
 TRAJECTORY_SETTINGS = (
@@ -29,11 +31,14 @@ TRAJECTORY_SETTINGS = (
     "max_grad_norm", "max_length", "packing", "packing_strategy", "bf16", "fp16", "neftune_noise_alpha",
     "loss_normalization", "psft_block_steps", "router_aux_loss_coef", "ignore_data_skip", "train_sampling_strategy",
 )  # fmt: skip
+# What `describe_trajectory` computes beside them.
+COMPUTED_SETTINGS = ("target", "teacher", "data", "batch", "model", "base_weights")
 # Settings that are recorded and may change on resume.
 RECORDED_SETTINGS = (
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size",
     "save_steps", "logging_steps", "output_dir",
 )  # fmt: skip
+REFERENCE = "reference"  # in `resume_allow_changed` the same as teacher
 # Values that one of two runs may not know: streamed data, and weights that are sharded over processes.
 MAY_BE_UNKNOWN = ("data", "base_weights")
 
@@ -59,6 +64,17 @@ class RunRecord:
 
     def save(self, output_dir: Path) -> None:
         write_json(output_dir / RUN_RECORD, self.to_json())
+
+
+def check_setting_names(names: Iterable[str], args: Any) -> None:
+    """Raise ValueError for a name in `resume_allow_changed` that no run of this config records."""
+    known = [*COMPUTED_SETTINGS, REFERENCE, *(name for name in TRAJECTORY_SETTINGS if hasattr(args, name))]
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"resume_allow_changed names {name!r}, which no run records.{did_you_mean(name, known)} Choose from "
+                f"{', '.join(known)}."
+            )
 
 
 def describe_trajectory(
@@ -125,13 +141,8 @@ def check_same_trajectory(
     """The names of the settings that changed since the checkpoint.
 
     Raises:
-        ValueError: one of them is not in `allow_changed`, or `allow_changed` has an unknown name.
+        ValueError: one of them is not in `allow_changed`.
     """
-    unknown = sorted(allow_changed - current.keys())
-    if unknown:
-        raise ValueError(
-            f"resume_allow_changed names {', '.join(unknown)}, which no run records. Choose from {', '.join(current)}."
-        )
     changed = []
     for name, value in current.items():
         if name not in saved or saved[name] == value:

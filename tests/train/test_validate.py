@@ -28,6 +28,10 @@ from qsft.train.validate import check_adapter, check_parallelism
         ({"target_kwargs": "[1]"}, "target_kwargs='[1]' is not a JSON object"),
         ({"loss_normalization": "mean"}, "Choose one of tokens, micro_batch_mean"),
         ({"psft_block_steps": 0}, "must be at least 1"),
+        (
+            {"resume_allow_changed": ["learnig_rate"]},
+            "names 'learnig_rate', which no run records. Did you mean 'learni",
+        ),
         ({"teacher_top_p": 2.0}, "teacher_top_p must be above 0 and at most 1, got 2.0"),
         ({"target": "target_sft", "teacher_cache": "nowhere"}, "there is no teacher cache nowhere"),
     ],

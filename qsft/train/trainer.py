@@ -356,6 +356,8 @@ class TargetSFTTrainer(SFTTrainer):
     def _prepare_for_evaluation(self, dataset: Any) -> None:
         """Get ready for data passed to evaluate() or predict()."""
         self.metric_sums["eval"].reset()  # predict() adds to them and never logs
+        if isinstance(dataset, str):
+            validate.check_evaluation_name(dataset, self.eval_dataset)
         named_or_default = dataset is None or isinstance(dataset, str)
         if named_or_default:
             self._prepare_data_and_collator()
@@ -508,7 +510,7 @@ class TargetSFTTrainer(SFTTrainer):
     def _allowed_changes(self) -> set[str]:
         """`resume_allow_changed`, where a reference is recorded as the teacher."""
         names = set(self.args.resume_allow_changed or ())
-        return {"teacher" if name == "reference" else name for name in names}
+        return {"teacher" if name == run_record.REFERENCE else name for name in names}
 
     def _distribution_record(self) -> dict[str, Any]:
         """The target and its teacher, as run.json and the model card record them."""

@@ -15,6 +15,7 @@ from trl import SFTConfig
 from qsft.targets.view import IGNORED
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.documents import Documents
+from qsft.validation import did_you_mean
 
 logger = logging.get_logger(__name__)
 
@@ -134,6 +135,20 @@ def list_datasets(train: Any, evaluation: Any) -> list[Any]:
     """The data sets of a run as a list: evaluation may be one data set, a dict of several, or None."""
     several = list(evaluation.values()) if isinstance(evaluation, dict) else [evaluation]
     return [dataset for dataset in (train, *several) if dataset is not None]
+
+
+def check_evaluation_name(name: str, evaluation: Any) -> None:
+    """Raise ValueError unless `evaluation` is a dict with a data set of that name."""
+    if not isinstance(evaluation, dict):
+        raise ValueError(
+            f"there is no evaluation data set {name!r}: eval_dataset is not a dict. Call evaluate() without a name, or "
+            "pass the data set."
+        )
+    if name not in evaluation:
+        raise ValueError(
+            f"there is no evaluation data set {name!r}.{did_you_mean(name, evaluation)} eval_dataset has "
+            f"{', '.join(evaluation)}."
+        )
 
 
 def is_stream(dataset: Any) -> bool:

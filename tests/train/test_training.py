@@ -185,6 +185,16 @@ def test_several_evaluation_sets_keep_their_names(trainer, data):
     made = trainer(data.completion(), eval_dataset={"a": data.completion(6), "b": data.completion(9)})
     metrics = made.evaluate()
     assert {"eval_a_loss", "eval_b_loss", "eval_a_gamma", "eval_b_entropy"} <= set(metrics)
+    assert made.evaluate("b")["eval_loss"] == metrics["eval_b_loss"]
+
+
+def test_an_unknown_name_of_an_evaluation_set_raises_an_error(trainer, data):
+    several = trainer(data.completion(), eval_dataset={"first": data.completion(6), "second": data.completion(9)})
+    with pytest.raises(ValueError, match=r"no evaluation data set 'secnd'.* Did you mean 'second'.* first, second"):
+        several.evaluate("secnd")
+    single = trainer(data.completion(), eval_dataset=data.completion(6))
+    with pytest.raises(ValueError, match=r"no evaluation data set 'first': .*without a name"):
+        single.evaluate("first")
 
 
 def test_data_passed_to_evaluate_get_their_teacher_log_probs(taught, data):

@@ -6,6 +6,7 @@ without a support, is recognized before the first tile and takes the torch path 
 """
 
 import os
+from enum import Enum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +77,22 @@ def kernel_tile(spec: "Spec", bias: Tensor | None, tile: Float[Tensor, "n V"]) -
     """The kernel path, if it is requested and available and the target can take it; else None."""
     if not takes_kernels(spec.head_kernel, tile.device.type) or tile.dtype != torch.float32 or not len(tile):
         return None
-    outside = outside_is_read(spec, tile)
-    return None if outside is None else KernelTile(spec, bias, outside)
+    part = find_part_read(spec, tile)
+    if part is TilePart.WHOLE:
+        return None
+    return KernelTile(spec, bias, outside=part is TilePart.SLOTS_AND_OUTSIDE)
 
 
-def outside_is_read(spec: "Spec", tile: Float[Tensor, "n V"]) -> bool | None:
-    """Whether the target reads the log-sum-exp outside the slots; None if it reads the whole tile.
+class TilePart(Enum):
+    """What a target reads of a tile."""
+
+    SLOTS = "logits at the label and the teacher's slots"
+    SLOTS_AND_OUTSIDE = "those, and the log-sum-exp of all other logits"
+    WHOLE = "all logits"
+
+
+def find_part_read(spec: "Spec", tile: Float[Tensor, "n V"]) -> TilePart:
+    """Return what the target reads of a tile.
 
     Found by running it on the first token over a tile of zeros that takes no memory; no value is read.
     """
@@ -93,9 +104,9 @@ def outside_is_read(spec: "Spec", tile: Float[Tensor, "n V"]) -> bool | None:
         except WholeTileRead:
             continue
         if q.support() is None:
-            return None
-        return outside is not None
-    return None
+            return TilePart.WHOLE
+        return TilePart.SLOTS if outside is None else TilePart.SLOTS_AND_OUTSIDE
+    return TilePart.WHOLE
 
 
 class KernelTile:

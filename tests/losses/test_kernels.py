@@ -11,6 +11,7 @@ from cases import CASES, IDS, make_batch
 from qsft import LossTarget, Target, TopK, fused_target_loss, make_target
 from qsft.losses import kernel_path
 from qsft.losses.fused import Spec
+from qsft.losses.kernel_path import TilePart
 from qsft.losses.projection import Projection
 from qsft.targets.view import Full
 
@@ -183,9 +184,11 @@ def test_only_ghosts_ask_for_what_is_outside_the_slots():
         side = target.prepare(batch.side, batch.teacher, lambda: batch.side.ref_logp)
         spec = Spec(batch.labels, target, batch.teacher, side, Projection(), 9, *[torch.float32] * 3,
                     (True, True, True), "triton")  # fmt: skip
-        ghost = hparams.get("tail") == "ghost" and hparams.get("eta") != 0.0
-        expected = None if name in WHOLE_TILE else ghost
-        assert kernel_path.outside_is_read(spec, torch.empty(9, 23)) is expected, (name, hparams)
+        reads_ghosts = hparams.get("tail") == "ghost" and hparams.get("eta") != 0.0
+        expected = TilePart.SLOTS_AND_OUTSIDE if reads_ghosts else TilePart.SLOTS
+        if name in WHOLE_TILE:
+            expected = TilePart.WHOLE
+        assert kernel_path.find_part_read(spec, torch.empty(9, 23)) is expected, (name, hparams)
 
 
 def test_the_kernel_is_chosen_by_device_and_word(monkeypatch):

@@ -39,7 +39,7 @@ from qsft.losses.projection import (
     write_product,
 )
 from qsft.losses.sums import SUM_NAMES, token_sums
-from qsft.targets.target import Mixture, Target
+from qsft.targets.target import Mixture, Target, check_is_target
 from qsft.targets.view import Full, SideInputs, TokenView, TopK, row_dots
 
 
@@ -110,6 +110,7 @@ def fused_target_loss(
     >>> round(out.loss.item(), 4)   # 2·ln 4
     2.7726
     """
+    check_is_target(target)
     if isinstance(labels, Tensor):
         check_lengths(hidden, labels, teacher, side)
         labels = LabelTokens.of(labels)

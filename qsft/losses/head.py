@@ -27,7 +27,7 @@ from transformers.utils.generic import ModelOutput
 from qsft.losses.fused import fused_target_loss
 from qsft.losses.label_tokens import LabelTokens, fused_label_logps
 from qsft.losses.projection import Projection
-from qsft.targets.target import Target
+from qsft.targets.target import Target, check_is_target
 from qsft.targets.view import IGNORED, SideInputs, TopK
 
 _BITS = {torch.float16: torch.int16, torch.float32: torch.int32}
@@ -129,6 +129,8 @@ def attach_target_head(model: nn.Module, options: HeadOptions | None = None) -> 
             return self.forward_without_target(*args, **kwargs)  # type: ignore[operator]
         if kwargs.get("labels") is None:
             raise ValueError("model(…, target=…) needs `labels`: pass the batch's labels [B, T], −100 where ignored.")
+        if target is not None:
+            check_is_target(target)
         labels = kwargs.pop("labels")
         given = {name: kwargs.pop(name, None) for name in HEAD_INPUTS}
         given["columns"] = {name: kwargs.pop(name) for name in list(kwargs) if name.startswith(COLUMN_INPUT)}

@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qsft.losses.label_tokens import check_lengths
-from qsft.targets.target import Target
+from qsft.targets.target import Target, check_is_target
 from qsft.targets.view import IGNORED, Full, SideInputs, TokenView, TopK
 
 
@@ -27,6 +27,7 @@ def target_loss(
     >>> round(target_loss(z, y, make_target("sft")).item(), 4)   # ln 4
     1.3863
     """
+    check_is_target(target)
     check_lengths(logits, labels, teacher, side)
     keep = labels != IGNORED
     logits = logits[keep]

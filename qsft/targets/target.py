@@ -204,6 +204,18 @@ class Target:
         return {"trust": _record(self.trust), "residual": _record(self.residual), "scale": _record(self.scale)}
 
 
+def check_is_target(target: object) -> None:
+    """Raise TypeError for what is not a Target; only trainer and config look names up."""
+    if isinstance(target, Target):
+        return
+    if isinstance(target, str):
+        raise TypeError(f"target is the text {target!r}, but a Target is needed. Pass make_target({target!r}).")
+    raise TypeError(
+        f"target is {_what(target)}, but a Target is needed. Pass make_target(name), Target(trust, …) or "
+        "LossTarget(function)."
+    )
+
+
 def _as_terms(residual: Terms | Dist | Tensor, view: TokenView) -> Terms:
     """What a residual returned, as [(share, Dist), …]."""
     if isinstance(residual, Tensor) and residual.shape == view.logits.shape:

@@ -290,7 +290,7 @@ def test_repeated_ids_add_up():
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
-def test_ids_beyond_the_students_head_are_dropped_and_the_rest_renormalised():
+def test_ids_beyond_the_students_head_are_dropped_and_the_rest_renormalized():
     """Heads of 151,936 and 152,064 rows share a tokenizer; the student has no row for the teacher's padding."""
     batch = make_batch(empty=(), k=5)
     hidden, weight, _ = head_inputs(batch)
@@ -329,6 +329,16 @@ def test_invalid_input_raises_an_error():
     wide = TopK(torch.zeros(9, 24, dtype=torch.long), torch.zeros(9, 24))
     with pytest.raises(ValueError, match="24 tokens per position"):
         fused_target_loss(hidden, weight, batch.labels, make_target("kd"), wide)
+
+
+def test_what_is_not_a_target_raises_an_error(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run it, without the tests' checks
+    batch = make_batch()
+    hidden, weight, _ = head_inputs(batch)
+    with pytest.raises(TypeError, match=r"target is the text 'sft'.*make_target\('sft'\)"):
+        fused_target_loss(hidden, weight, batch.labels, "sft")
+    with pytest.raises(TypeError, match="target is a list"):
+        target_loss(batch.logits, batch.labels, ["sft"])
 
 
 @pytest.mark.parametrize("block", [1, 100])

@@ -259,13 +259,13 @@ class Sweep:
         if step == TRAIN:
             finished.unlink(missing_ok=True)  # of an earlier run in this directory
         self._write_state(run, self.completed(run))
-        code, signalled = run_child(command)
+        code, signaled = run_child(command)
         if code == 0 and (run.target == BASE or finished.is_file()):
             self._write_state(run, [*self.completed(run), step])
-        elif not signalled:
+        elif not signaled:
             problem = "failed" if code else "was stopped"
             raise ValueError(f"the sweep stopped: {step} of {run.name} {problem}. Rerun the command to continue.")
-        if signalled:
+        if signaled:
             raise KeyboardInterrupt
 
     def _write_state(self, run: Run, completed: list[str]) -> None:

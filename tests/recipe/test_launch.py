@@ -330,7 +330,7 @@ def test_a_missing_checkpoint_is_an_error_before_anything_is_loaded(requested, t
         train(read_recipe("numina_qwen_math_1p5b", words))
 
 
-def signalled(command, folder, number):
+def signaled(command, folder, number):
     """The last line that `command` printed after `number` reached its process group in the middle of training."""
     process = subprocess.Popen(
         command,
@@ -367,7 +367,7 @@ LONG = [
 def test_ctrl_c_in_a_terminal(tiny_run):
     tiny = tiny_run("numina")
     command = [sys.executable, str(RECIPE), *tiny.words, "--target", "sft", *LONG]
-    assert "--resume_from_checkpoint" in signalled(command, tiny.folder, signal.SIGINT)
+    assert "--resume_from_checkpoint" in signaled(command, tiny.folder, signal.SIGINT)
     assert list((tiny.folder / "run").glob("checkpoint-*/trainer_state.json"))
 
 
@@ -377,7 +377,7 @@ def test_two_processes_do_what_one_does_and_end_well_on_ctrl_c(tiny_run):
     tiny = tiny_run("numina")
     # It becomes `accelerate launch --config_file recipes/accelerate/cpu.yaml -m qsft train …`.
     words = ["train", RECIPE, "--accelerate_config", "cpu", *tiny.words, *LONG]
-    printed = shlex.split(signalled([*QSFT, *words], tiny.folder, signal.SIGINT))
+    printed = shlex.split(signaled([*QSFT, *words], tiny.folder, signal.SIGINT))
     assert printed[:4] == ["qsft", "train", "--accelerate_config", "cpu"]
     assert printed[-2] == "--resume_from_checkpoint"
     assert losses_in(tiny.folder / printed[-1])[:2] == pytest.approx(one_process_losses(tiny), rel=1e-5)
@@ -388,8 +388,8 @@ def test_two_processes_do_what_one_does_and_end_well_on_ctrl_c(tiny_run):
 def test_the_command_that_two_processes_print_on_ctrl_c_goes_on_until_sigterm(tiny_run):
     tiny = tiny_run("numina")
     words = ["train", RECIPE, "--accelerate_config", "cpu", *tiny.words, "--target", "sft", *LONG]
-    printed = shlex.split(signalled([*QSFT, *words], tiny.folder, signal.SIGINT))
-    again = shlex.split(signalled([*QSFT, *printed[1:]], tiny.folder, signal.SIGTERM))
+    printed = shlex.split(signaled([*QSFT, *words], tiny.folder, signal.SIGINT))
+    again = shlex.split(signaled([*QSFT, *printed[1:]], tiny.folder, signal.SIGTERM))
     first, second = (int(command[-1].rpartition("-")[2]) for command in (printed, again))
     assert first < second  # it went on from there
     assert json.loads((Path(tiny.folder, again[-1]) / "trainer_state.json").read_text())["global_step"] == second

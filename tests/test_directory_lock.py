@@ -18,9 +18,11 @@ from qsft.directory_lock import hold_directory
 
 with hold_directory(Path(sys.argv[1]), "Wait."):
     if sys.argv[2:] == ["fork"] and os.fork() == 0:
+        print("held", flush=True)  # here, and not in the parent: the child has run what a fork runs in it
         time.sleep(60)
         os._exit(0)
-    print("held", flush=True)
+    if sys.argv[2:] == []:
+        print("held", flush=True)
     sys.stdin.read()
 """
 

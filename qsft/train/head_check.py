@@ -3,7 +3,6 @@
 TRL's and transformers' internals move. A head that misses a new scale or soft-cap would train a wrong loss silently.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -31,8 +30,7 @@ def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
     labels = few["input_ids"].clone()
     labels[:, 0] = IGNORED
     # Dropout would differ between the two, and move the random state of the run.
-    mode = nullcontext() if _repacks_in_evaluation(model) else evaluating(model)
-    with mode, torch.random.fork_rng(devices=[]):
+    with evaluating(model), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         logits = model(**few, use_cache=False).logits[0, -labels.shape[1] : -1]  # virtual tokens lead
         torch.manual_seed(0)
@@ -54,10 +52,3 @@ def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
             f"{type(model).__name__} turns hidden states into logits, so the loss would be wrong. Report the model and "
             "the versions of transformers and trl; check_head=False trains anyway."
         )
-
-
-def _repacks_in_evaluation(model: nn.Module) -> bool:
-    """Whether evaluation mode would make the model unfit for training: bitsandbytes repacks 4-bit weights on a CPU."""
-    return any(
-        type(module).__name__ == "Linear4bit" and module.weight.device.type == "cpu" for module in model.modules()
-    )

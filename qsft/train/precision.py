@@ -1,4 +1,4 @@
-"""Float32 weights under bf16 autocast, with every backend: what accelerate and DeepSpeed would round is kept."""
+"""Weights keep their precision: what accelerate and DeepSpeed would round, and 4-bit weights on a CPU."""
 
 import os
 from contextlib import AbstractContextManager
@@ -17,6 +17,7 @@ logger = logging.get_logger(__name__)
 # DeepSpeed's section for float32 weights under torch.autocast. Without "safe" modules gradients are reduced in float32,
 # as DDP reduces them; by default those of linear layers would be rounded to bf16 first.
 TORCH_AUTOCAST = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+PACKS_4BIT_ON_CPU = "support_avx512bf16_for_cpu"  # of bitsandbytes' Linear4bit
 
 
 def keep_weights_in_float32(args: Any, model: str | nn.Module) -> None:
@@ -76,3 +77,14 @@ def student_autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
     if plugin is not None and plugin.deepspeed_config.get("torch_autocast", {}).get("enabled"):
         return torch.autocast(accelerator.device.type, torch.bfloat16)
     return accelerator.autocast()
+
+
+def keep_4bit_weights_trainable(model: nn.Module) -> None:
+    """Keep bitsandbytes from packing a student's 4-bit weights for fast inference on a CPU with AVX512-BF16.
+
+    It does so in a forward in evaluation mode, and training afterwards fails. Evaluation, psft and a base that is the
+    student itself run the student in evaluation mode.
+    """
+    for module in model.modules():
+        if hasattr(module, PACKS_4BIT_ON_CPU):
+            setattr(module, PACKS_4BIT_ON_CPU, False)

@@ -165,6 +165,7 @@ class TargetSFTTrainer(SFTTrainer):
         validate.check_adapter(self.model, self.is_fsdp_enabled)
         validate.check_parallelism(self.accelerator.parallelism_config, config)
         precision.keep_loss_in_float32(self.accelerator)
+        precision.keep_4bit_weights_trainable(self.model)
         attach_target_head(self.model, HeadOptions(config.head_kernel, config.head_tile_mib))
         # compute_loss divides by the label tokens of the whole optimizer step. So Trainer must count them for every
         # model, shifted as the head shifts them, and must not divide again.

@@ -16,6 +16,7 @@ from transformers.integrations import deepspeed
 from transformers.trainer_utils import rotate_checkpoints
 from trl import SFTConfig, SFTTrainer
 
+from qsft.train.precision import PACKS_4BIT_ON_CPU
 from qsft.train.trainer import TargetSFTTrainer
 
 # method → the parameters that the override passes on
@@ -107,6 +108,14 @@ def test_accelerates_mixed_precision_keeps_the_original_forward():
 
     assert "_original_forward" in inspect.getsource(Accelerator.prepare_model)
     assert callable(convert_outputs_to_fp32)
+
+
+def test_bitsandbytes_packs_4_bit_weights_where_this_attribute_says_so():
+    """Training sets it to False, because packed weights cannot be trained on."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    layer = bitsandbytes.nn.Linear4bit(64, 64)
+    assert hasattr(layer, PACKS_4BIT_ON_CPU)
+    assert f"self.{PACKS_4BIT_ON_CPU}" in inspect.getsource(bitsandbytes.nn.Linear4bit.forward)
 
 
 def test_peft_marks_a_model_whose_adapters_are_disabled(tiny_model):

@@ -155,19 +155,56 @@ def test_psft_scores_its_old_policy_with_virtual_tokens(trainer, data, logged):
     assert logged(clipped, "label_loss") == pytest.approx(logged(plain), rel=1e-5)
 
 
-def test_a_4_bit_student_trains_its_adapter(data, config, tiny_tokenizer, tiny_model, lora, logged, tmp_path):
+@pytest.fixture
+def student_in_4_bits(data, config, tiny_tokenizer, tiny_model, lora, tmp_path):
+    """Factory: a trainer whose student is loaded in 4 bits and gets an adapter."""
     pytest.importorskip("bitsandbytes")
     from qsft.train.trainer import TargetSFTTrainer
 
-    tiny_model().save_pretrained(tmp_path / "student")
-    made = TargetSFTTrainer(
-        str(tmp_path / "student"),
-        config(target="dft", learning_rate=1e-2, max_steps=8),
-        train_dataset=data.completion(),
-        processing_class=tiny_tokenizer,
-        peft_config=lora,
-        quantization_config=BitsAndBytesConfig(load_in_4bit=True),
-    )
+    def make(eval_dataset=None, teacher=None, **settings):
+        tiny_model().save_pretrained(tmp_path / "student")
+        return TargetSFTTrainer(
+            str(tmp_path / "student"),
+            config(learning_rate=1e-2, **settings),
+            train_dataset=data.completion(),
+            eval_dataset=eval_dataset,
+            processing_class=tiny_tokenizer,
+            peft_config=lora,
+            quantization_config=BitsAndBytesConfig(load_in_4bit=True),
+            teacher=teacher,
+        )
+
+    return make
+
+
+def test_a_4_bit_student_trains_its_adapter(student_in_4_bits, logged):
+    made = student_in_4_bits(target="dft", max_steps=8)
     made.train()
     assert made.model.get_base_model().is_loaded_in_4bit
     assert logged(made, "nll")[-1] < logged(made, "nll")[0]
+
+
+def test_a_4_bit_student_trains_after_and_between_evaluations(student_in_4_bits, data, logged):
+    """bitsandbytes packs the weights in evaluation mode on a CPU with AVX512-BF16, and cannot train afterwards."""
+    made = student_in_4_bits(eval_dataset=data.completion(8), eval_strategy="steps", eval_steps=2)
+    before = made.evaluate()["eval_loss"]
+    made.train()
+    plain = student_in_4_bits()
+    plain.train()
+    assert before == pytest.approx(logged(plain)[0], rel=0.1)
+    assert logged(made) == pytest.approx(logged(plain), rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["live base", "cached base", "psft"])
+def test_a_4_bit_student_is_scored_in_evaluation_mode(student_in_4_bits, data, logged, tmp_path, caplog, case):
+    settings = {
+        "live base": {"target": "sft_kl"},
+        "cached base": {"target": "sft_kl", "teacher": "base", "teacher_cache": str(tmp_path / "cache")},
+        "psft": {"target": "psft"},
+    }
+    made = student_in_4_bits(**settings[case])
+    made.train()
+    plain = student_in_4_bits(max_steps=1)
+    plain.train()
+    assert logged(made, "nll")[0] == pytest.approx(logged(plain, "nll")[0], rel=1e-5)
+    assert "other weights" not in caplog.text

@@ -26,6 +26,13 @@ REST = [case for case in MATRIX if case["name"] not in TRIED]
 CASES += [
     {"name": "psft", "target": "psft", "model": "untied"},  # scores batches with the wrapped student
     {"name": "live", "target": "target_sft", "model": "untied", "teacher": "live"},
+    {
+        "name": "dispatched",
+        "target": "target_sft",
+        "model": "untied",
+        "dispatched": True,
+    },  # by one process to the others
+    {"name": "streamed", "target": "target_sft", "model": "untied", "streamed": True},
     {"name": "built", "target": "target_sft", "model": "untied", "teacher": "built"},  # the cache, by all processes
     {"name": "bf16", "target": "target_sft", "model": "untied", "bf16": True},
 ]

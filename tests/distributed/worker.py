@@ -66,6 +66,7 @@ def settings(case, world, run):
     """The same optimizer steps on the same documents, however many processes share them."""
     teacher = case.get("teacher", "cache")
     cache = {"cache": world / "cache", "built": run / "cache", "live": None}[teacher]
+    dispatched = case.get("dispatched", False)
     return TargetSFTConfig(
         output_dir=str(run / case["name"]),
         target=case["target"],
@@ -73,7 +74,8 @@ def settings(case, world, run):
         teacher_model_name_or_path=None if teacher == "cache" else str(world / "teacher"),
         teacher_live=teacher == "live",
         teacher_top_k=16,
-        per_device_train_batch_size=MICRO_BATCH // WORLD_SIZE,
+        per_device_train_batch_size=MICRO_BATCH if dispatched else MICRO_BATCH // WORLD_SIZE,
+        accelerator_config={"dispatch_batches": True, "split_batches": True} if dispatched else None,
         gradient_accumulation_steps=2,
         max_steps=case.get("steps", 3),
         learning_rate=case.get("learning_rate", 1e-3),
@@ -99,10 +101,11 @@ def train(case, world, run, seen):
     args = settings(case, world, run)
     set_seed(args.seed)  # of LoRA's first weights
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    rows = Dataset.from_json(str(world / "rows.jsonl"))
     trainer = TargetSFTTrainer(
         str(world / case["model"]),
         args,
-        train_dataset=Dataset.from_json(str(world / "rows.jsonl")),
+        train_dataset=rows.to_iterable_dataset() if case.get("streamed") else rows,
         processing_class=PreTrainedTokenizerFast.from_pretrained(world),
         peft_config=lora if case.get("lora") else None,
     )

@@ -46,7 +46,8 @@ def test_log_probs_are_those_of_the_live_teacher(rows, cache, tiny_model, paddin
 def test_all_inputs_are_integers(rows, cache):
     batch = TeacherCollator(DataCollatorForLanguageModeling(0), cache)(rows[:3])
     assert batch["teacher_ids"].dtype == torch.int32
-    assert batch["teacher_logps"].dtype == batch["teacher_label_logp"].dtype == torch.int16
+    # Neither NCCL nor gloo sends int16, which accelerate's dispatcher would have to.
+    assert batch["teacher_logps"].dtype == batch["teacher_label_logp"].dtype == torch.int8
     assert batch["teacher_ids"].shape == (*batch["labels"].shape, 8)
     assert not any(value.is_floating_point() for value in batch.values() if torch.is_tensor(value))
 

@@ -61,13 +61,22 @@ class Browser:
     def text(self, selector):
         return self.one(selector).text
 
+    def body_text(self):
+        """The text of the whole page, also of documents that are not drawn yet because they are not on the screen."""
+        return self.js(
+            "const all = document.createElement('style');"
+            "all.textContent = '* { content-visibility: visible !important }';"
+            "document.head.append(all);"
+            "try { return document.body.innerText } finally { all.remove() }"
+        )
+
     def invisible(self):
         """Return the bidirectional and zero-width characters in what the page shows, its title and its labels."""
         shown = self.js(
             "const labels = [...document.querySelectorAll('[title],[aria-label],option')];"
-            "return document.title + document.body.innerText + labels.map(e => e.title + e.ariaLabel + e.text).join('')"
+            "return document.title + labels.map(e => e.title + e.ariaLabel + e.text).join('')"
         )
-        return sorted(set(shown) & set(INVISIBLE))
+        return sorted(set(shown + self.body_text()) & set(INVISIBLE))
 
     def press(self, element, *keys):
         """Focus an element and press keys, as a keyboard user does."""

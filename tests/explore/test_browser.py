@@ -269,5 +269,5 @@ def test_bidirectional_and_zero_width_tokens_are_written_out(browser, folder, st
     else:
         html = run_page([Run(evil, ({"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}))])
     browser.open(write_page(folder / f"evil-{kind}.html", html))
-    assert "⟨U+202E⟩" in browser.js("return document.body.innerText")
+    assert "⟨U+202E⟩" in browser.body_text()
     assert browser.invisible() == []

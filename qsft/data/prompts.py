@@ -84,7 +84,8 @@ def render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message]) -> str:
     if missing:
         raise ValueError(
             f"the tokenizer {tokenizer.name_or_path!r} has no chat template, and no {missing[0]!r} for Llama-3's. Set "
-            "`tokenizer.chat_template`, or, to evaluate, use a prompt without turns (--prompt plain-boxed)."
+            "`tokenizer.chat_template`, or for `qsft train` --chat_template_path FILE.jinja (or a model that has one). "
+            "To evaluate, use a prompt without turns (--prompt plain-boxed)."
         )
     start, end, stop = LLAMA3_HEADERS
     text = "".join(f"{start}{turn['role']}{end}\n\n{turn['content'].strip()}{stop}" for turn in messages)

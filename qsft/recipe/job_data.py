@@ -1,6 +1,7 @@
 """What a job reads: the tokenizer of its student, its rows as they are stored, its training examples."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +16,33 @@ from qsft.user_functions import import_function, is_function_name
 
 
 def load_student_tokenizer(job: Job) -> PreTrainedTokenizerBase:
-    return load_tokenizer(job.student, revision=job.model.model_revision, trust_remote_code=job.args.trust_remote_code)
+    """Return the student's tokenizer, with the chat template of `chat_template_path` if that is set."""
+    tokenizer = load_tokenizer(
+        job.student, revision=job.model.model_revision, trust_remote_code=job.args.trust_remote_code
+    )
+    if job.args.chat_template_path is not None:
+        _use_chat_template(tokenizer, job.args.chat_template_path)
+    return tokenizer
+
+
+def _use_chat_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Set the chat template as TRL's trainer will: from a file, or with the end token from a model.
+
+    Raises:
+        ValueError: The student has no tokens for the template.
+    """
+    if path.endswith((".jinja", ".j2")) and Path(path).is_file():
+        tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
+        return
+    source = load_tokenizer(path)
+    missing = [str(token) for token in source.added_tokens_decoder.values() if str(token) not in tokenizer.get_vocab()]
+    if missing:
+        raise ValueError(
+            f"the chat template of {path} comes with {missing[0]!r}, which the student's tokenizer does not have. Add "
+            "the tokens to the student and save it (trl.clone_chat_template), or give a template in a .jinja file."
+        )
+    tokenizer.chat_template = source.get_chat_template()
+    tokenizer.eos_token = source.eos_token
 
 
 def stored_rows(job: Job, settings: DataSettings) -> Dataset:

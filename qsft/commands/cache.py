@@ -203,8 +203,8 @@ def run_info(args: argparse.Namespace) -> None:
     print(describe_cache(_given_cache(args)))
 
 
-def _given_cache(args: argparse.Namespace) -> "str | Path":
-    """Return the directory of the cache that is named itself, or that a recipe uses."""
+def _given_cache(args: argparse.Namespace, overrides: Sequence[str] = ()) -> "str | Path":
+    """Return the directory of the cache that is named itself, or that a recipe with some overrides uses."""
     from pathlib import Path
 
     from qsft.recipe.recipe_file import is_recipe
@@ -213,7 +213,7 @@ def _given_cache(args: argparse.Namespace) -> "str | Path":
         if args.overrides:
             raise ValueError(f"{args.overrides[0]!r} is a key of a recipe, but {args.recipe} is not a recipe.")
         return str(args.recipe)
-    recipe = read_given_recipe(args)
+    recipe = read_given_recipe(args, overrides)
     from qsft.recipe.recipe_cache import find_recipe_cache
 
     return find_recipe_cache(recipe)
@@ -255,7 +255,8 @@ def run_verify(args: argparse.Namespace) -> int:
     """Check the files, and with a teacher the values; return 0 when all is well, 1 when not."""
     from qsft.teacher.verify import verify_cache
 
-    directory = _given_cache(args)
+    teacher = [] if args.teacher is None else ["--teacher", args.teacher]  # a key of a recipe as well
+    directory = _given_cache(args, teacher)
     report = verify_cache(directory, progress=True)
     _print_verification(report, drop=args.drop)
     if not report.ok:

@@ -14,7 +14,7 @@ from textwrap import fill
 from typing import Any
 
 from qsft import __version__
-from qsft.commands import split_recipe
+from qsft.commands import split_recipe, suggest_option
 from qsft.files import too_long_message
 from qsft.processes import exit_process
 from qsft.redaction import redact_text
@@ -50,6 +50,7 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(**kwargs)
+        self.set_defaults(parser=self)  # after parsing, that of the command which was given
 
     def format_help(self) -> str:
         """Return the help with long lines of description and epilog wrapped; indented lines are examples."""
@@ -120,7 +121,7 @@ def run_command(words: Sequence[str]) -> int:
     if getattr(args, "takes_recipe", False):
         args.recipe, args.overrides = split_recipe(unknown)
     elif unknown and not getattr(args, "takes_overrides", False):
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}.{suggest_option(args.parser, unknown[0])}")
     return int(args.run(args) or 0)
 
 

@@ -90,7 +90,7 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
     values = recipe.part(TargetSFTConfig)
     target = make_target(recipe.values.get("target", DEFAULT_TARGET), **recipe.values.get("target_kwargs") or {})
     if model.model_name_or_path is None:
-        raise ValueError("no model is given. Set model_name_or_path to a hub id or a local directory.")
+        raise ValueError("no model is given. Add --model_name_or_path NAME: a model id or path.")
     is_planned = processes is not None
     count = world_size() if processes is None else processes
     values["output_dir"] = recipe.output_dir

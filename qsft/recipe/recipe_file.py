@@ -162,6 +162,11 @@ def find_recipe(path_or_name: str | Path) -> Path:
     path = Path(path_or_name)
     if path.is_file():
         return path
+    if not text.endswith((".yaml", ".yml")) and ("/" in text or path.is_dir()):
+        raise FileNotFoundError(
+            f"there is no recipe {text!r}. If it is a model, write --model_name_or_path {text}, and give its data with "
+            "--dataset_name."
+        )
     raise FileNotFoundError(
         f"there is no recipe {text!r}: no such file, and no recipe of that name comes with qsft."
         f"{did_you_mean(path.stem, packaged)} Packaged recipes: {', '.join(sorted(packaged))}."
@@ -272,6 +277,7 @@ def read_overrides(
         key, dot, entry = option.removeprefix("--").partition(".")
         if not dot and key in hparams:
             key, entry = "target_kwargs", key
+        _check_hyper_parameter(key, option, target)
         _check_known(key, option, [*hparams, *other_options])
         if not equals:
             if not rest or rest[0].startswith("--"):
@@ -279,6 +285,19 @@ def read_overrides(
             value = rest.pop(0)
         entries.setdefault(keys()[key].dest, {})[entry] = read_word(value)
     return given, entries
+
+
+def _check_hyper_parameter(name: str, place: str, target: str) -> None:
+    """Raise ValueError for a hyper-parameter that other targets have."""
+    if name in keys() or target not in TARGETS:
+        return
+    having = [other for other, entry in TARGETS.items() if name in entry.hyper_parameters]
+    if having:
+        raise ValueError(
+            f"{place}: the target {target} has no hyper-parameter {name!r}. It takes: "
+            f"{', '.join(TARGETS[target].hyper_parameters) or 'none'}. {', '.join(having)} "
+            f"{'has' if len(having) == 1 else 'have'} {name!r}."
+        )
 
 
 def _check_known(name: str, place: str, others: Iterable[str] = ()) -> None:

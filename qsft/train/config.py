@@ -200,6 +200,10 @@ def validate_fields(args: Any) -> None:
             f"target of the config must be a name (see `qsft targets`), got {type(args.target).__name__}. Pass a "
             "Target or a LossTarget to the trainer: TargetSFTTrainer(..., target=...)."
         )
+    if not isinstance(args.target_kwargs, dict | str | None):
+        raise TypeError(
+            f"target_kwargs must be a dict such as {{'eta': 0.2}}, got {type(args.target_kwargs).__name__}."
+        )
     make_target(args.target, **as_dict(args.target_kwargs))
     if args.loss_type == "dft" and args.target == "dft":
         args.loss_type = "nll"  # both name the same loss; TRL would build its own for it

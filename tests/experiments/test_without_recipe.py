@@ -58,6 +58,9 @@ def test_eval_of_a_model_given_by_its_key(tiny_files, training_options, tmp_path
         (["cache", "info", "nowhere"], "there is no teacher cache nowhere"),
         (["cache", "info", "nowhere", "--target", "sft"], "nowhere is not a recipe"),
         (["cache", "info", "numina_qwen_math_1p5b", "--target", "dft"], "does not read a teacher cache"),
+        (["train", "some/model", "--target", "dft"], "write --model_name_or_path some/model"),
+        (["train", "--target", "dft", "--dataset_name", "my.jsonl"], "Add --model_name_or_path NAME"),
+        (["train", "--target", "dft", "--eta", "0.2"], "the target dft has no hyper-parameter 'eta'. It takes: none"),
         (["cache", "verify", "demo"], "there is no directory caches/demo"),
     ],
 )
@@ -66,6 +69,31 @@ def test_what_is_missing_or_does_not_fit_is_an_error(words, message, training_op
         words = [*words, "--model_name_or_path", str(tiny_files / "student")]
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "--seed", "3"], "qsft demo: error: unrecognized arguments: --seed 3. Did you mean '--seeds'"),
+        (["targets", "--mardown"], "Did you mean '--markdown'"),
+        (["cache", "list", "--older_than", "3"], "qsft cache list: error: unrecognized arguments: --older_than."),
+    ],
+)
+def test_an_unknown_option_of_a_command_without_keys_is_an_error_of_that_command(words, message, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert message in capsys.readouterr().err
+
+
+def test_cache_verify_finds_the_cache_of_the_teacher_that_is_given(training_options, tiny_files, capsys):
+    assert main(["cache", "build", *training_options]) == 0
+    at = training_options.index("--teacher_model_name_or_path")
+    options = [*training_options[:at], "--teacher", str(tiny_files / "teacher"), *training_options[at + 2 :]]
+    capsys.readouterr()
+    assert main(["cache", "verify", "--sample", "4", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "all sound" in printed
+    assert "aligned: the log-probs at shift 0 are the teacher's" in printed
 
 
 def test_cache_info_and_verify_take_a_recipe_or_its_keys(training_options, tmp_path, capsys):
@@ -78,3 +106,28 @@ def test_cache_info_and_verify_take_a_recipe_or_its_keys(training_options, tmp_p
     recipe.write_text("".join(f"{key.removeprefix('--')}: {value}\n" for key, value in pairs))
     assert main(["cache", "verify", str(recipe)]) == 0
     assert "all sound" in capsys.readouterr().out
+
+
+@pytest.fixture
+def base_options(training_options, tiny_tokenizer, tiny_files, tmp_path):
+    """The options of a training on a student without a chat template, of rows that need one."""
+    import tiny
+
+    tiny.save(tmp_path / "base", tiny.make_model(0, "llama", hidden_size=32), tiny.make_tokenizer(chat_template=None))
+    (tmp_path / "qa.jsonl").write_text('{"q": "w1", "a": "w2"}\n' * 16)
+    columns = ["--dataset_name", "qa.jsonl", "--question_column", "q", "--response_column", "a"]
+    return [*training_options, "--model_name_or_path", "base", *columns, "--target", "sft"]
+
+
+def test_the_chat_template_of_a_file_or_a_model_is_used_for_columns(base_options, tiny_files, tmp_path, capsys):
+    assert main(["train", "--dry_run", *base_options]) == 2
+    assert "--chat_template_path FILE.jinja" in capsys.readouterr().err
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for message in messages %}w9 {{ message['content'] }} {% endfor %}w8 ")
+    assert main(["train", "--dry_run", *base_options, "--chat_template_path", str(template)]) == 0
+    assert "w9 w1 w8" in capsys.readouterr().out
+    assert main(["train", *base_options, "--chat_template_path", str(tiny_files / "student")]) == 0
+    from transformers import AutoTokenizer
+
+    trained = AutoTokenizer.from_pretrained(tmp_path / "runs" / "run-sft")
+    assert trained.chat_template == AutoTokenizer.from_pretrained(tiny_files / "student").chat_template

@@ -360,7 +360,7 @@ def test_a_hyper_parameter_of_the_target_is_an_option_by_its_name():
     recipe = read_recipe("numina_qwen_math_1p5b", ["--target", "kd_hybrid", "--c=0.5"])
     assert recipe.values["target_kwargs"] == {"c": 0.5}
     assert recipe.output_dir == "runs/numina_qwen_math_1p5b-kd_hybrid-c0.5"
-    with pytest.raises(ValueError, match="'eta' is not a key"):
+    with pytest.raises(ValueError, match="the target sft has no hyper-parameter 'eta'"):
         read_recipe("numina_qwen_math_1p5b", ["--target", "sft", "--eta", "0.2"])
 
 

@@ -91,6 +91,11 @@ def test_a_wrong_target_fails_when_the_config_is_made(config, settings, message)
         config(**settings)
 
 
+def test_target_kwargs_of_another_type_are_a_type_error(config):
+    with pytest.raises(TypeError, match=r"target_kwargs must be a dict such as .* got int"):
+        config(target_kwargs=3)
+
+
 # ---- the config ----
 
 

@@ -76,12 +76,12 @@ def exact(payload, counts):
 
 
 def compact(payload, counts):
-    halves = iter(payload.take("e", sum(min(count, 8) for count in counts)))
+    codes = iter(payload.take("H", sum(min(count, 12) for count in counts)))
     steps = payload.take("e", len(counts))
-    differences = iter(payload.take("B", sum(max(count - 8, 0) for count in counts)))
+    differences = iter(payload.take("B", sum(max(count - 12, 0) for count in counts)))
     logps = []
     for count, step in zip(counts, steps):
-        first = [next(halves) for _ in range(min(count, 8))]
+        first = [first_logp(next(codes)) for _ in range(min(count, 12))]
         total = 0
         rest = []
         for _ in range(count - len(first)):
@@ -89,6 +89,11 @@ def compact(payload, counts):
             rest.append(first[-1] - total * step)
         logps += [*first, *rest]
     return logps
+
+
+def first_logp(code):
+    exponent, mantissa = divmod(code, 2048)
+    return -(2.0 ** (exponent - 15)) * (1 + mantissa / 2048) if code else 0.0
 
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])

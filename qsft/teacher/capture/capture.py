@@ -61,7 +61,7 @@ def build_cache(
         path: the directory of the cache.
         tokenizer: the tokenizer of the data. It must match the teacher's.
         top_k: the number of tokens to store per label token.
-        cache_encoding: "exact" (277 bytes per label token at k = 64) or "compact" (223 bytes).
+        cache_encoding: "exact" (277 bytes per label token at k = 64) or "compact" (227 bytes).
         top_p: keep only the most likely tokens that together have this share of the mass.
         min_k: the minimum number of tokens to keep with `top_p`.
         batch_tokens: tokens per forward pass, including padding. Halved when the teacher runs out of memory.

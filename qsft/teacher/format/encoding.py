@@ -4,8 +4,8 @@ A payload starts with three columns, one value per label position: the number of
 of the mass outside the slots (both fp16; rounded log-probs do not give a small tail back). Positions may have different
 numbers of slots; nothing is padded on disk. Token ids take ⌈log2 V⌉ bits each. At k = 64 and a vocabulary of 151,936:
 
-    exact     log-probs in fp16                                                       277 bytes per label position
-    compact   the first 8 in fp16, the others as 8-bit differences to the one before   223 bytes per label position
+    exact     log-probs in fp16                                                           277 bytes per label position
+    compact   the first 12 in 16 bits, the others as 8-bit differences to the one before   227 bytes per label position
 
 docs/cache_format.md describes both byte by byte.
 """
@@ -21,7 +21,9 @@ import torch
 from qsft.targets.view import TopK
 
 LOWEST = -65504.0  # the smallest finite fp16: a log-prob below it is stored as this and remains a slot
-HALF_SLOTS = 8  # slots per position that `compact` stores in fp16
+FIRST_SLOTS = 12  # slots per position that `compact` stores in 16 bits: ten digits may be about equally likely
+CODE_SHIFT = 12  # of float32's 23 mantissa bits `_to_codes` keeps 11
+CODE_OF_ZERO = (127 - 15) << 11  # and exponents from −15 on
 LARGEST_DIFFERENCE = 255  # in steps, between neighboring slots of `compact`
 # Limits on the cells (positions × k) that a decoder allocates: in all, and per byte above a harmless number of cells.
 MOST_CELLS = 1 << 28
@@ -179,51 +181,50 @@ class Exact(Codec):
 
 
 class Compact(Codec):
-    """The first slots of a position in fp16, the others as 8-bit differences to the slot before.
+    """The first slots of a position in 16 bits, the others as 8-bit differences to the slot before.
 
-    Slots are sorted, so neighbors beyond the first few lie close together: 255 steps up to the largest difference of a
-    position resolve them more finely than fp16 does. Decoded log-probs are float32: rounding them to fp16 would add
-    more error than the encoding makes.
+    The 16 bits hold no sign, so that they resolve log-probs twice as finely as fp16 (`_to_codes`). Slots are sorted, so
+    neighbors beyond the first few lie close together: 255 steps up to the largest difference of a position resolve them
+    more finely than fp16 does. Decoded log-probs are float32: rounding them to fp16 would add more error than the
+    encoding makes.
     """
 
     logps_dtype = np.float32
 
     def _encode_slots(self, logps: np.ndarray, live: np.ndarray) -> list[np.ndarray]:
-        head, head_live = logps[:, :HALF_SLOTS], live[:, :HALF_SLOTS]
-        rest, rest_live = logps[:, HALF_SLOTS:], live[:, HALF_SLOTS:]
-        halves = head.astype("<f2")
+        first_live = live[:, :FIRST_SLOTS]
+        rest, rest_live = logps[:, FIRST_SLOTS:], live[:, FIRST_SLOTS:]
+        codes = _to_codes(logps[:, :FIRST_SLOTS])
         # Differences are taken from what a reader will decode, so that rounding errors do not add up.
-        start = np.where(rest_live.any(axis=1), halves[:, -1].astype(np.float32), 0.0)[:, None]
+        start = np.where(rest_live.any(axis=1), _from_codes(codes[:, -1]), 0.0)[:, None]
         below_start = np.where(rest_live, start - np.where(rest_live, rest, 0.0), 0.0)
-        below_start = np.maximum(below_start, 0.0)  # fp16 may have rounded the start below the slots after it
+        below_start = np.maximum(below_start, 0.0)  # rounding may have moved the start below the slots after it
         largest = np.diff(below_start, axis=1, prepend=0.0).max(axis=1, initial=0.0)
         step = _half_above(largest / (LARGEST_DIFFERENCE - 1))  # one step is left for the rounding of both ends
         steps_below = np.rint(below_start / np.where(step > 0, step, 1.0)[:, None])
         steps_below = np.maximum.accumulate(steps_below, axis=1)
         differences = np.diff(steps_below, axis=1, prepend=0.0)
-        return [halves[head_live], step.astype("<f2"), differences[rest_live].astype(np.uint8)]
+        return [codes[first_live], step.astype("<f2"), differences[rest_live].astype(np.uint8)]
 
     def _decode_slots(self, reader: "_ColumnReader", positions: int, live: np.ndarray | None) -> np.ndarray:
-        head_size = min(HALF_SLOTS, self.k)
-        rest_size = self.k - head_size
-        head_live = None if live is None else live[:, :head_size]
-        rest_live = None if live is None else live[:, head_size:]
-        halves = reader.take("<f2", positions * head_size if head_live is None else int(head_live.sum()))
+        first_size = min(FIRST_SLOTS, self.k)
+        rest_size = self.k - first_size
+        first_live = None if live is None else live[:, :first_size]
+        rest_live = None if live is None else live[:, first_size:]
+        codes = reader.take("<u2", positions * first_size if first_live is None else int(first_live.sum()))
         step_halves = reader.take("<f2", positions)
         differences = reader.take("u1", positions * rest_size if rest_live is None else int(rest_live.sum()))
-        if not _are_logps(halves):
-            raise ValueError("a slot holds a log-prob above 0 or NaN")
         if not _are_steps(step_halves):
             raise ValueError("a label position holds a negative or infinite step")
         logps = np.empty((positions, self.k), np.float32)
-        logps[:, :head_size] = _pad(halves, head_live, head_size, -np.inf)
+        logps[:, :first_size] = _pad(_from_codes(codes), first_live, first_size, -np.inf)
         if rest_size:
             step = step_halves.astype(np.float32)
             steps_below = np.cumsum(_pad(differences, rest_live, rest_size), axis=1, dtype=np.int32)
-            rest = logps[:, head_size:]
+            rest = logps[:, first_size:]
             np.multiply(steps_below, -step[:, None], out=rest)
-            rest += logps[:, head_size - 1 : head_size]
-            if positions and float(rest[:, -1].min()) < LOWEST:  # rounding went below fp16's range
+            rest += logps[:, first_size - 1 : first_size]
+            if positions and float(rest[:, -1].min()) < LOWEST:  # rounding went below the lowest log-prob
                 np.maximum(rest, LOWEST, out=rest)
             if rest_live is not None:
                 rest[~rest_live] = -np.inf
@@ -241,9 +242,9 @@ def bytes_per_label_token(encoding: str, k: int, vocab_size: int) -> float:
     if encoding == "exact":
         logp_bytes = 2 * k
     else:
-        half_slots = min(HALF_SLOTS, k)
+        first_slots = min(FIRST_SLOTS, k)
         step_bytes = 2
-        logp_bytes = 2 * half_slots + step_bytes + (k - half_slots)
+        logp_bytes = 2 * first_slots + step_bytes + (k - first_slots)
     return count_bytes + label_and_tail_bytes + id_bytes + logp_bytes
 
 
@@ -257,6 +258,24 @@ def _half_above(x: np.ndarray) -> np.ndarray:
     half = x.astype(np.float16)
     above = np.nextafter(half, np.float16(np.inf))
     return np.where(half.astype(np.float32) < x, above, half).astype(np.float32)
+
+
+def _to_codes(logps: np.ndarray) -> np.ndarray:
+    """Log-probs ≤ 0 as 16 bits, nearest: −2^(e−15)·(1 + m/2048) is e·2048 + m, and 0 is 0."""
+    bits = np.abs(logps).astype(np.float32).view(np.int32)
+    rounded = (bits + (1 << (CODE_SHIFT - 1))) >> CODE_SHIFT
+    return np.clip(rounded - CODE_OF_ZERO, 0, 2**16 - 1).astype("<u2")
+
+
+def _from_codes(codes: np.ndarray) -> np.ndarray:
+    """The log-probs of `_to_codes`, as float32."""
+    bits = codes.astype(np.int32)
+    bits += CODE_OF_ZERO
+    bits <<= CODE_SHIFT
+    logps = bits.view(np.float32)
+    np.negative(logps, out=logps)
+    logps[codes == 0] = 0.0
+    return logps
 
 
 def _pad(flat: np.ndarray, live: np.ndarray | None, width: int, empty: float = 0) -> np.ndarray:

@@ -32,7 +32,7 @@ from qsft.files import publish
 from qsft.fingerprints import digest
 from qsft.teacher.format.encoding import Codec, TopKArrays
 
-VERSION = 3
+VERSION = 4
 SHARD_NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 INDEX_TYPES = {"keys": np.uint8, "positions": np.int32, "offsets": np.int64, "crc": np.uint32}
 FEWEST_SAMPLES = 8

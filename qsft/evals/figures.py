@@ -110,7 +110,14 @@ def lengths_and_accuracy_figure(
         line={"color": page.ORANGE},
         marker={"color": page.ORANGE, "size": 8},
     )
-    right_axis = {"title": "accuracy, %", "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False}
+    right_axis = {
+        "title": "accuracy, %",
+        "overlaying": "y",
+        "side": "right",
+        "rangemode": "tozero",
+        "showgrid": False,
+        "tickmode": "auto",  # Plotly would take the ticks of the left axis, which are no round percentages
+    }
     left_axis = {"title": "tokens", "rangemode": "tozero"}
     return go.Figure([bars, line], go.Layout(yaxis=left_axis, yaxis2=right_axis))
 

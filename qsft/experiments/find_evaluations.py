@@ -10,7 +10,7 @@ from qsft.evals.published import Method
 from qsft.experiments.eval_request import EvalRequest
 from qsft.files import read_json
 from qsft.recipe.record import read_recipe_record
-from qsft.run_directory import BASE, evaluation_directory, run_of
+from qsft.run_directory import BASE, EVALUATION, evaluation_directory, run_of
 
 SWEEP_RECORD = "sweep.json"
 
@@ -23,11 +23,11 @@ def find_evaluations(runs: Sequence[str]) -> dict[str, Path]:
     """
     trained = [run for run in runs if run != BASE]
     directories = [_evaluation_in(Path(run)) for run in trained]
+    # A run is known by its own name, not that of its evaluation.
+    names = run_names([path.parent if path.name == EVALUATION else path for path in directories])
     if BASE not in runs:
-        return dict(zip(run_names(directories), directories))
+        return dict(zip(names, directories))
     base = find_base_evaluation(directories)
-    # Beside `base` a run has its own name, not that of its evaluation.
-    names = run_names([run_of(directory) for directory in directories])
     name_of = dict(zip(trained, names))
     directory_of = dict(zip(trained, directories))
     found: dict[str, Path] = {}

@@ -90,7 +90,7 @@ def test_each_run_of_an_ablation_stands_beside_its_own_published_row(ablation, t
     assert main(["compare", *map(str, runs.values()), "--paper", recipe, "--output_dir", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     for row, run in runs.items():
-        [line] = [line for line in lines if line.startswith(f"| {run.name}/_eval, published as ")]
+        [line] = [line for line in lines if line.startswith(f"| {run.name}, published as ")]
         assert line.endswith(f" {averages[row]:.2f} |")
 
 

@@ -213,6 +213,11 @@ def test_an_adapter_in_memory_and_its_files_are_one_teacher(build, documents, ad
         build(documents(5, seed=2), teacher=in_memory)
 
 
+def test_a_model_in_memory_has_the_name_it_was_loaded_by(teacher, tiny_model):
+    assert TransformersSource(AutoModelForCausalLM.from_pretrained(teacher)).name == str(teacher)
+    assert TransformersSource(tiny_model()).name == "Qwen2ForCausalLM"
+
+
 REMOTE_CODE = """
 from transformers import Qwen2Config, Qwen2ForCausalLM
 

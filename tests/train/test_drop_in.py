@@ -126,6 +126,13 @@ def test_no_arguments_but_a_name_of_a_model(student, data, monkeypatch, tmp_path
     assert made.args.output_dir == "student-Target-SFT"
 
 
+def test_no_arguments_but_a_model_in_memory(student, tiny_model, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    assert adopt_config(None, AutoModelForCausalLM.from_pretrained(student)).output_dir == "student-Target-SFT"
+    assert adopt_config(None, tiny_model()).output_dir == "Qwen2ForCausalLM-Target-SFT"
+
+
 def test_loss_type_dft_names_the_target(config, trainer, data, logged):
     made = trainer(data.completion(), target="dft", loss_type="dft")
     named = trainer(data.completion(), target="dft")

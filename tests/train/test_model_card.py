@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import yaml
+from huggingface_hub import ModelCard
 
 from qsft.targets.residual import SelfPrior
 from qsft.targets.target import Target
@@ -26,6 +27,8 @@ def test_a_named_target_with_a_cached_teacher(trainer, data, tiny_model, tmp_pat
     assert "top-8" in text
     assert CITATION in text
     assert text.index("### Target distribution") < text.index("### Framework versions")
+    assert "This model was trained with Target-SFT" in text  # TRL reads both from the class
+    assert {"trl", "sft", "qsft"} <= set(ModelCard(text).data.tags)
 
 
 def test_card_readme_and_citation_file_name_the_same_paper():

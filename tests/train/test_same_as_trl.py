@@ -76,6 +76,20 @@ def test_a_mixture_of_experts_keeps_its_balancing_loss(trainer, config, data, lo
     assert logged(ours, "aux_loss") == pytest.approx(logged(theirs, "aux_loss"), rel=1e-5)
 
 
+def test_label_tokens_are_counted_the_same_for_a_model_with_a_loss_of_its_own(trainer, tiny_model, data, logged):
+    """Trainer counts unshifted labels, or none, for a model whose loss it does not know; the target's head is ours."""
+
+    def train(student):
+        made = trainer(data.text(), model=student, gradient_accumulation_steps=2)
+        made.train()
+        return logged(made)
+
+    student = tiny_model()
+    student.loss_type = "ForMaskedLM"
+    student.accepts_loss_kwargs = False
+    assert train(student) == train(tiny_model())
+
+
 EVALUATION_PACKED = {"packing": False, "eval_packing": True, "max_length": 32, "per_device_eval_batch_size": 2}
 
 

@@ -57,13 +57,15 @@ class EvalRequest:
         Raises:
             FileNotFoundError: It was not trained yet.
         """
-        if not Path(recipe.output_dir).is_dir():
-            name = [] if recipe.path is None else [recipe.address]
-            command = shlex.join(["qsft", "train", *name, *redact_words(recipe.overrides)])
-            raise FileNotFoundError(f"{recipe.output_dir} does not exist yet. Run `{command}` first.")
-        if read_recipe_record(recipe.output_dir) is not None:
+        directory = Path(recipe.output_dir)
+        if directory.is_dir() and read_recipe_record(directory) is not None:
             return cls.for_model(recipe.output_dir, given)
-        return cls.for_run(recipe, given)
+        if any(directory.glob("*config.json")):  # config.json, or adapter_config.json
+            return cls.for_run(recipe, given)
+        name = [] if recipe.path is None else [recipe.address]
+        command = shlex.join(["qsft", "train", *name, *redact_words(recipe.overrides)])
+        problem = "holds no model" if directory.is_dir() else "does not exist yet"
+        raise FileNotFoundError(f"{recipe.output_dir} {problem}. Run `{command}` first.")
 
     @classmethod
     def for_run(cls, recipe: Recipe, given: Mapping[str, Any]) -> "EvalRequest":

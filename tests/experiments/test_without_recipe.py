@@ -71,6 +71,13 @@ def test_what_is_missing_or_does_not_fit_is_an_error(words, message, training_op
     assert message in capsys.readouterr().err
 
 
+def test_eval_of_a_recipe_whose_run_did_not_start_names_the_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo-sft").mkdir(parents=True)
+    assert main(["eval", "demo", "--target", "sft"]) == 2
+    assert "runs/demo-sft holds no model. Run `qsft train demo --target sft` first" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -277,7 +277,7 @@ def nested(levels):
 
 
 LIES = [
-    ({"version": 2}, "format version 2"),
+    ({"version": 2}, "format version 2; .* or remove the directory and build the cache again"),
     ({"version": True}, "format version True"),
     ({"format": "something"}, "does not describe"),
     ({"identity__top_k": -1}, "top_k=-1"),

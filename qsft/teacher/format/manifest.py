@@ -70,7 +70,7 @@ def read_manifest(directory: Path) -> Manifest:
     if type(content.get("version")) is not int or content["version"] != VERSION:
         raise ValueError(
             f"{path} has format version {content.get('version')!r}; this qsft reads version {VERSION}. "
-            "Use the qsft that wrote it, or build the cache again in a new directory."
+            "Use the qsft that wrote it, or remove the directory and build the cache again."
         )
     manifest = _parse(content, path)
     if manifest.to_bytes() != raw:

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import pyarrow.compute as pc
 from accelerate import Accelerator
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
@@ -86,13 +85,18 @@ def check_usable_columns(dataset: Any, args: Any, formatting_func: Any) -> None:
 
 
 def _has_label(dataset: Dataset) -> bool:
-    """Whether some example has a label; packing keeps documents without one."""
-    if "labels" not in dataset.column_names:
-        return True  # the collator makes them
-    for batch in dataset.select_columns("labels").with_format("arrow").iter(1000):
-        labels = pc.list_flatten(batch["labels"])
-        if pc.any(pc.not_equal(labels, IGNORED)).as_py():
-            return True
+    """Whether some document has a label after its first token, which nothing predicts."""
+    labels_name = "labels" if "labels" in dataset.column_names else "input_ids"  # of which the collator makes labels
+    if labels_name not in dataset.column_names:
+        return True  # a collator of the user's tokenizes
+    names = [name for name in (labels_name, "seq_lengths") if name in dataset.column_names]
+    for example in dataset.select_columns(names).with_format(None):
+        labels = example[labels_name]
+        start = 0
+        for length in example.get("seq_lengths") or [len(labels)]:
+            if any(label != IGNORED for label in labels[start + 1 : start + length]):
+                return True
+            start += length
     return False
 
 
@@ -107,8 +111,8 @@ def check_labels_left(dataset: Any, given: Any, max_length: int | None) -> None:
         return
     raise ValueError(
         f"none of the {len(given)} examples of the train data set has a label left after truncation to "
-        f"max_length={max_length}: all labels are −100, or the prompts alone fill max_length. Raise max_length, set "
-        "truncation_mode='keep_end', or check the labels."
+        f"max_length={max_length}: all labels after the first token are −100, or the prompts alone fill max_length. "
+        "Raise max_length, set truncation_mode='keep_end', or check the labels."
     )
 
 

@@ -376,10 +376,19 @@ def test_another_teachers_code_needs_trust_of_its_own(trainer, remote, data, liv
 # ---- messages ----
 
 
+WITHOUT_A_LABEL = {
+    "none": {"input_ids": [5, 6, 7], "labels": [-100] * 3},
+    "the first token's": {"input_ids": [5, 6, 7], "labels": [5, -100, -100]},
+    "one token": {"input_ids": [5], "labels": [5]},
+    "an end token": {"text": ""},
+}
+
+
+@pytest.mark.parametrize("row", WITHOUT_A_LABEL)
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("target", ["sft", "target_sft"])
-def test_data_without_a_label_say_so(trainer, tiny_model, packing, target):
-    rows = Dataset.from_list([{"input_ids": [5, 6, 7], "labels": [-100] * 3}] * 4)
+def test_data_without_a_label_say_so(trainer, tiny_model, packing, target, row):
+    rows = Dataset.from_list([WITHOUT_A_LABEL[row]] * 4)
     settings = {"target": target, "packing": packing, "max_length": 8}
     if target == "target_sft":
         settings["teacher"] = tiny_model(seed=5)

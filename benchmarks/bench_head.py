@@ -113,6 +113,11 @@ def full_logits_sft(x: Inputs) -> None:
     torch.nn.functional.cross_entropy(logits, x.labels, reduction="sum").backward()
 
 
+def full_logits_own_dtype(x: Inputs) -> None:
+    logits = x.hidden @ x.weight.t()
+    torch.nn.functional.cross_entropy(logits, x.labels, reduction="sum").backward()
+
+
 def full_logits_target(x: Inputs) -> None:
     target_loss((x.hidden @ x.weight.t()).float(), x.labels, make_target("target_sft"), x.teacher).backward()
 
@@ -130,6 +135,7 @@ METHODS: dict[str, Callable[[Inputs], None]] = {
     "bare matmuls": bare_matmuls,
     "TRL fused head": trl_head,
     "full logits, SFT": full_logits_sft,
+    "full logits not in float32, SFT": full_logits_own_dtype,
     "full logits, Target-SFT": full_logits_target,
     **{f"qsft {name}": ours(name) for name in OURS},
     **dict(installed_peers()),

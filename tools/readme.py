@@ -44,13 +44,51 @@ def sizes() -> str:
     return "\n".join(lines)
 
 
+TITLES = {
+    "bare matmuls": "three matmuls",
+    "full logits, SFT": "full logits, `F.cross_entropy` in float32 (SFT)",
+    "full logits not in float32, SFT": "full logits, `F.cross_entropy` in bfloat16 (SFT)",
+    "TRL fused head": "TRL, fused SFT head",
+}
+FRAMEWORKS = {"TRL": "trl", "axolotl": "axolotl", "ms-swift": "ms-swift"}  # name in print → package
+
+
+def peers(shape: str = "smollm-bf16") -> str:
+    """The table of other frameworks' losses, from the figures that the benchmark left."""
+    head = results("head")
+    lines = ["| loss | time | extra memory |", "|---|---|---|"]
+    for method, figures in head[shape]["methods"].items():
+        title = TITLES.get(method, re.sub(r"^qsft (\w+)$", r"qsft `\1`", method))
+        for framework, package in FRAMEWORKS.items():
+            title = re.sub(rf"^{framework}\b", f"{framework} {head['versions'].get(package)}", title)
+        lines.append(f"| {title} | {figures['of bare matmuls']:.2f} | {figures['extra MB']:,.0f} MiB |")
+    return "\n".join(lines)
+
+
+def tiles() -> str:
+    """The table of the time by tokens that are projected at a time, from the figures that the benchmark left."""
+    shapes = [entry for entry in results("tiles").values() if "chunks" in entry]
+    chunks = [name.removesuffix(" tokens") for name in shapes[0]["chunks"]]
+    lines = [f"| tokens at a time | {' | '.join(chunks)} |", "|---" * (len(chunks) + 1) + "|"]
+    for entry in shapes:
+        shape = entry["shape"]
+        title = f"N={shape['tokens']}, H={shape['hidden']}, V={shape['vocabulary']:,}, {shape['dtype']}"
+        cells = [f"{figures['of the best']:.2f}" for figures in entry["chunks"].values()]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def results(name: str) -> dict:
     """What a benchmark wrote into its committed file."""
     return json.loads((REPO / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 # The text between `<!-- name -->` and `<!-- /name -->` of a page, by name.
-GENERATED = {README: {"targets": targets}, REPO / "docs" / "cache.md": {"sizes": sizes}}
+GENERATED = {
+    README: {"targets": targets},
+    REPO / "docs" / "cache.md": {"sizes": sizes},
+    REPO / "docs" / "benchmarks.md": {"peers": peers, "tiles": tiles},
+}
 
 
 def refreshed(page: Path) -> str:

@@ -8,7 +8,7 @@ HELP = "show the paper's effect in minutes on a CPU, without a download"
 DESCRIPTION = (
     "Pretrain a small base model, tune a teacher, cache its top-k, fine-tune one model per target on noisy "
     "demonstrations, and evaluate all models. The demo uses qsft's own trainer, cache and evaluator. The base model "
-    "and the teacher are kept in $QSFT_HOME/demo (by default ~/.cache/qsft/demo)."
+    "and the teacher are kept in $QSFT_CACHE/demo (by default ~/.cache/qsft/demo)."
 )
 EXAMPLES = """\
 examples:

@@ -25,6 +25,7 @@ from qsft.run_directory import BASE
 from qsft.targets.registry import make_target
 from qsft.teacher.cache import TeacherCache
 from qsft.teacher.capture.capture import build_cache
+from qsft.teacher.format.shards import VERSION
 
 COLORED_DOCUMENTS = 128  # demonstrations on the page of tokens; the one in the report is chosen from them
 
@@ -106,7 +107,8 @@ def cache_teacher(scenario: Scenario, data: Dataset, teacher: Path, phases: Phas
 
     The cache is kept beside the teacher; demonstrations with other noise are added to it.
     """
-    path = teacher.with_name(teacher.name.replace("teacher", "cache"))
+    # A new format of caches has other directories, so that a cache of an earlier format is not in the way.
+    path = teacher.with_name(teacher.name.replace("teacher", f"cache{VERSION}"))
     with phases.phase("cache the teacher", len(data), "documents") as progress:
         if path.exists():
             verification = TeacherCache(path).verify()

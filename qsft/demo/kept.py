@@ -1,6 +1,5 @@
 """Directories that the demo keeps between runs: complete or absent, named by a digest of what they are made of."""
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,16 +8,14 @@ from typing import Any
 
 from qsft.fingerprints import digest_json
 from qsft.sealed_directory import find_damage, read_seal, seal
+from qsft.teacher.location import cache_home
 
 SEAL = "made_of.json"
 
 
 def kept_path(kind: str, ingredients: Mapping[str, Any]) -> Path:
-    """Return the directory for something made of `ingredients`, in $QSFT_HOME/demo or the user's cache directory."""
-    home = os.environ.get("QSFT_HOME")
-    if not home:
-        home = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "qsft")
-    return Path(home, "demo").expanduser() / f"{kind}-{digest_json(ingredients)[:16]}"
+    """Return the directory for something made of `ingredients`, below the directory of all that qsft caches."""
+    return cache_home() / "demo" / f"{kind}-{digest_json(ingredients)[:16]}"
 
 
 def is_intact(path: Path) -> bool:

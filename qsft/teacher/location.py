@@ -21,7 +21,7 @@ from qsft.files import TEMPORARY
 from qsft.fingerprints import digest_json
 from qsft.teacher.format.complete import COMPLETE, read_complete
 from qsft.teacher.format.manifest import MANIFEST, is_cache, read_manifest
-from qsft.teacher.format.shards import SHARD_NAME, published_shards
+from qsft.teacher.format.shards import SHARD_NAME, VERSION, published_shards
 from qsft.teacher.sources.source import TeacherSource
 from qsft.teacher.vocabulary import VOCABULARY, Vocabulary
 
@@ -50,9 +50,12 @@ def default_cache_directory(
     top_p: float | None = None,
     min_k: int = 1,
 ) -> Path:
-    """Return the directory for a teacher's cache with these settings, the same wherever the teacher's files lie."""
+    """Return the directory for a teacher's cache with these settings, the same wherever the teacher's files lie.
+
+    A new format of caches has other directories, so that a cache of an earlier format is not in the way.
+    """
     settings: dict[str, Any] = {"top_k": top_k, "cache_encoding": cache_encoding, "top_p": top_p, "min_k": min_k}
-    key = digest_json([source.location_key(), Vocabulary.of(tokenizer).about["digest"], settings])
+    key = digest_json([VERSION, source.location_key(), Vocabulary.of(tokenizer).about["digest"], settings])
     return default_cache_root() / f"{_directory_name(source.name)}-{key[:16]}"
 
 

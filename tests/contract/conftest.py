@@ -15,7 +15,7 @@ def folder(tiny_files, tmp_path, monkeypatch):
     """Where the commands run: a directory with the recipes and the benchmarks' rows, and nothing else."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run them: shapes are not checked
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QSFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path / "home"))
     (tmp_path / "recipes").symlink_to(REPO / "recipes")
     (tmp_path / "tasks").mkdir()
     for task in ("math500", "minerva", "olympiadbench", "aime24", "amc23"):

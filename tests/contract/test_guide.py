@@ -40,7 +40,7 @@ WITH_SNIPPETS = [page.name for page in PAGES[1:] if page.stem != SIGNATURES and 
 def test_snippets_run_in_order(name, tiny_files, tmp_path, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run them: shapes are not checked
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QSFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path / "home"))
     text = "\n".join(readme.snippets("python", REPO / "docs" / name))
     for old, new in REPLACED.get(name, {}).items():
         assert old in text, f"{old} is not in {name}"

@@ -57,7 +57,7 @@ def test_a_smoke_test_has_nothing_to_curate(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_each_method_makes_what_its_definition_says_and_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setenv("QSFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path / "home"))
     names = [str(method.curate) for method in DATA_LEVEL_METHODS]
     assert main(["demo", "--targets", "sft", "--methods", *names, "--output_dir", str(tmp_path)]) == 0
     table = {line["label"]: line["average"] for line in json.loads((tmp_path / "results.json").read_text())["table"]}

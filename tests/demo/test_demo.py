@@ -18,7 +18,7 @@ def home(tmp_path_factory):
     """One store for the module: the second run finds what the first one kept."""
     directory = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QSFT_HOME", str(directory))
+        patch.setenv("QSFT_CACHE", str(directory))
         yield directory
 
 

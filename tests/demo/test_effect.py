@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 def scenarios(tmp_path_factory):
     """All scenarios on one base, and the directory they are in."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QSFT_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("QSFT_CACHE", str(tmp_path_factory.mktemp("home")))
         out = tmp_path_factory.mktemp("scenarios")
         assert main(["demo", "--scenarios", "--output_dir", str(out), "--targets", "sft", "dft", "target_sft"]) == 0
         yield out

@@ -39,7 +39,7 @@ def test_the_prompt_of_a_demonstration_is_not_a_label():
 
 
 def test_kept_models_are_found_without_training(tmp_path, monkeypatch):
-    monkeypatch.setenv("QSFT_HOME", str(tmp_path))
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path))
     models = model_paths(Scenario(seed=5))
     for path in models:
         kept.keep(path, lambda directory: save(untrained(5), directory) or {})
@@ -48,7 +48,7 @@ def test_kept_models_are_found_without_training(tmp_path, monkeypatch):
 
 
 def test_a_training_process_that_fails_raises(tmp_path, monkeypatch):
-    monkeypatch.setenv("QSFT_HOME", str(tmp_path))
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path))
     monkeypatch.setattr("sys.executable", "false")  # instead of Python: it exits with code 1
     with pytest.raises(ValueError, match="could not be trained"):
         demo_models(0)

@@ -7,7 +7,7 @@ from qsft.demo import kept
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("QSFT_HOME", str(tmp_path))
+    monkeypatch.setenv("QSFT_CACHE", str(tmp_path))
     return tmp_path / "demo"
 
 

@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from qsft.teacher import location
 from qsft.teacher.capture import rendezvous
 from qsft.teacher.capture.capture import build_cache
 from qsft.teacher.location import cache_home, default_cache_directory
@@ -46,6 +47,12 @@ def test_every_identity_has_its_own_folder_and_keeps_it(teacher, tiny_model, tin
     config = json.loads((teacher / "config.json").read_text())
     (teacher / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
     assert place() != first
+
+
+def test_a_cache_of_another_format_is_not_in_the_way(teacher, tiny_tokenizer, monkeypatch):
+    place = default_cache_directory(TransformersSource(teacher), tiny_tokenizer, **WHERE)
+    monkeypatch.setattr(location, "VERSION", location.VERSION + 1)
+    assert default_cache_directory(TransformersSource(teacher), tiny_tokenizer, **WHERE) != place
 
 
 def test_a_models_directory_is_no_place_for_a_cache(teacher, documents, build, tiny_tokenizer):

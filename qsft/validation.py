@@ -1,4 +1,4 @@
-"""Range and choice checks for user input, and "did you mean" suggestions. Standard library only."""
+"""Range and choice checks for user input, and the words of messages about it. Standard library only."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -28,3 +28,14 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return ' Did you mean …?' for a misspelled word, or an empty string."""
     close = get_close_matches(str(word), list(known), n=2)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural.
+
+    >>> counted(1, "process"), counted(2, "process"), counted(1200, "cache")
+    ('1 process', '2 processes', '1,200 caches')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsft.commands import add_recipe, read_given_recipe
 from qsft.processes import is_main
+from qsft.validation import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,7 +243,7 @@ def describe_cache(directory: "str | Path") -> str:
         ("computed in", identity.dtype),
         ("vocabulary", f"{identity.vocab_size:,} entries, {identity.tokenizer['tokens']:,} tokens"),
         ("encoding", encoding),
-        ("documents", f"{len(cache):,} in {len(cache.shards)} shards"),
+        ("documents", f"{len(cache):,} in {counted(len(cache.shards), 'shard')}"),
     ]
     for name, value in cache.manifest.measured.items():
         if name != "documents":
@@ -270,16 +271,17 @@ def _print_verification(report: "Verification", *, drop: bool) -> None:
     from qsft.files import shown
 
     if report.ok:
-        sizes = f"{report.documents:,} documents, {report.label_tokens:,} label tokens, {report.bytes / 1e6:,.1f} MB"
-        print(f"{sizes}: all sound")
+        counts = f"{counted(report.documents, 'document')}, {counted(report.label_tokens, 'label token')}"
+        print(f"{counts}, {report.bytes / 1e6:,.1f} MB: all sound")
         return
     for problem in report.problems.values():
         print(f"- {problem}")
-    print(f"{len(report.problems)} unsound files in {shown(report.path)}")
+    print(f"{counted(len(report.problems), 'unsound file')} in {shown(report.path)}")
     if drop:
         left = report.drop()
         removed = len(report.problems) - len(report.kept)
-        print(f"removed {removed}; {left:,} documents are left. Build the cache again for the others.")
+        verb = "is" if left == 1 else "are"
+        print(f"removed {removed}; {counted(left, 'document')} {verb} left. Build the cache again for the others.")
 
 
 def _verify_values(args: argparse.Namespace, directory: "str | Path") -> bool:
@@ -297,7 +299,8 @@ def _verify_values(args: argparse.Namespace, directory: "str | Path") -> bool:
     difference = teacher_difference(identity.teacher, source.describe())
     if difference is not None:
         print(f"note: the cache holds the log-probs of {difference}")
-    print(f"\n{len(documents)} documents of {len(cache.shards)} shards computed again with {args.teacher}:")
+    sample = f"{counted(len(documents), 'document')} of {counted(len(cache.shards), 'shard')}"
+    print(f"\n{sample} computed again with {args.teacher}:")
     lines = [("shift", "KL(cached‖teacher)", "same top-1", "label tokens")]
     for agreement in check.table:
         values = (f"{agreement.kl:.3g}", f"{agreement.top1:.1%}", f"{agreement.label_tokens:,}")
@@ -309,7 +312,7 @@ def _verify_values(args: argparse.Namespace, directory: "str | Path") -> bool:
             f"{CONFIDENCE:.0%} confidence at most {check.undetected_share:.1%} of all do (--sample N for more)"
         )
         return True
-    wrong = f"{check.differing(args.tolerance)} of {len(documents)} documents"
+    wrong = f"{check.differing(args.tolerance)} of {counted(len(documents), 'document')}"
     print(f"NOT aligned: the cached log-probs of {wrong} are not this teacher's at shift 0")
     return False
 
@@ -340,12 +343,12 @@ def run_prune(args: argparse.Namespace) -> int:
         print(f"no teacher cache in {root} matches")
         return 0
     _print_caches(selected)
-    if not args.yes and not _confirm(f"Remove these {len(selected)} caches?"):
+    if not args.yes and not _confirm(f"Remove {counted(len(selected), 'cache')}?"):
         print("nothing was removed")
         return 1
     for cache in selected:
         remove_cache(cache.path)
-    print(f"removed {len(selected)} caches, {sum(cache.bytes for cache in selected) / 1e9:,.2f} GB")
+    print(f"removed {counted(len(selected), 'cache')}, {sum(cache.bytes for cache in selected) / 1e9:,.2f} GB")
     return 0
 
 
@@ -377,7 +380,7 @@ def _print_caches(caches: "Sequence[CacheSummary]") -> None:
         ]
         details += [("data", data) for data in cache.data]
         print("\n".join(_columns(details)))
-    print(f"{len(caches)} caches, {sum(cache.bytes for cache in caches) / 1e9:,.2f} GB")
+    print(f"{counted(len(caches), 'cache')}, {sum(cache.bytes for cache in caches) / 1e9:,.2f} GB")
 
 
 def _confirm(question: str) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from qsft import page
 from qsft.evals.results import Result
+from qsft.validation import counted
 
 LENGTH_BINS = 40
 
@@ -143,7 +144,7 @@ def problems_figure(results: Mapping[str, Mapping[str, Result]]) -> Any:
             pairs.update((round(100 * before[problem], 2), round(100 * after[problem], 2)) for problem in shared)
         x, y = zip(*pairs, strict=True)
         sizes = [4 + 3 * float(np.sqrt(count)) for count in pairs.values()]
-        text = [f"{count} problems" for count in pairs.values()]
+        text = [counted(count, "problem") for count in pairs.values()]
         marker = {"size": sizes, "opacity": 0.6}
         traces.append({"x": x, "y": y, "text": text, "name": name, "mode": "markers", "marker": marker})
     return plot(traces, f"{baseline}, %", "the other, %")

@@ -30,7 +30,7 @@ from qsft.redaction import redact_words
 from qsft.run_directory import BASE, LAST, TRAINER_STATE, checkpoint_paths
 from qsft.targets.registry import TARGETS, make_target
 from qsft.train.checkpoints import resolve_checkpoint
-from qsft.validation import did_you_mean
+from qsft.validation import counted, did_you_mean
 
 TRAIN = "train"
 EVAL = "eval"
@@ -181,7 +181,7 @@ class Sweep:
             ValueError: A run was started with other settings.
         """
         recipe = "" if self.recipe is None else f" of {self.recipe}"
-        lines = [f"{len(self.runs)} runs{recipe} in {shown(self.output_dir)}:"]
+        lines = [f"{counted(len(self.runs), 'run')}{recipe} in {shown(self.output_dir)}:"]
         for run in self.runs:
             self._check_settings(run)
             remaining = [step for step in self.settings(run) if step not in self.completed(run)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsft.page import COLORS, ROLES, escape, faint, figure, page, static, table
 from qsft.run_directory import TRAINER_STATE, checkpoint_paths
+from qsft.validation import counted
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -130,12 +131,11 @@ def run_page(runs: Sequence[Run], *, title: str | None = None) -> str:
         cards = "".join(_metric_card(runs, metric, fig) for metric, fig in figures)
         parts.append(f'<h2>{escape(heading)}</h2><div class="grid">{cards}</div>')
     last_step = max(line["step"] for run in runs for line in run.history)
-    number = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     names = ", ".join(run.name for run in runs)
     return page(
         title or f"Training curves: {names}",
         "".join(parts),
-        lede=f"{number}, up to step {last_step:,}; every logged metric.",
+        lede=f"{counted(len(runs), 'run')}, up to step {last_step:,}; every logged metric.",
         style=static("qsft.explore", "run.css"),
     )
 

@@ -36,6 +36,7 @@ from qsft.train.columns import check_columns_exist, columns_read_by
 from qsft.train.open_teacher import capture_settings
 from qsft.train.teacher import LiveModel
 from qsft.user_functions import import_function, is_function_name
+from qsft.validation import counted
 
 ADAM_BYTES = 8  # per trained parameter in a checkpoint: two moments in float32
 
@@ -148,7 +149,7 @@ def data_lines(job: Job, data: TrainingData | None, tokenizer: PreTrainedTokeniz
 def step_lines(job: Job, data: TrainingData) -> Lines:
     per_device = job.args.per_device_train_batch_size
     accumulation = job.args.gradient_accumulation_steps
-    product = f"{per_device} per device × {accumulation} accumulation × {job.processes} processes"
+    product = f"{per_device} per device × {accumulation} accumulation × {counted(job.processes, 'process')}"
     yield "global batch", f"{job.global_batch} = {product}"
     yield "optimizer steps", job.optimizer_steps(len(data.dataset))
 
@@ -184,13 +185,13 @@ def cache_state(job: Job, data: TrainingData | None, tokenizer: PreTrainedTokeni
         return f"{shown(path)}: missing; the first run builds it"
     cache = TeacherCache(path)
     if data is None or job.args.packing or "input_ids" not in data.dataset.column_names:
-        return f"{shown(path)}: {len(cache):,} documents; which are missing is known after preparation"
+        return f"{shown(path)}: {counted(len(cache), 'document')}; which are missing is known after preparation"
     limit = job.args.max_length
     rows = data.dataset
     documents = ({name: row[name][:limit] for name in ("input_ids", "labels")} for row in rows)
     cached = sum(document in cache for document in documents)
     state = "complete" if cached == len(rows) else f"{len(rows) - cached:,} missing; the next run adds them"
-    return f"{shown(path)}: {cached:,} of {len(rows):,} documents, {state}"
+    return f"{shown(path)}: {cached:,} of {counted(len(rows), 'document')}, {state}"
 
 
 def disk_lines(job: Job, data: TrainingData | None, tokenizer: PreTrainedTokenizerBase | None) -> Lines:

@@ -16,6 +16,7 @@ from qsft.recipe.recipe_file import Recipe
 from qsft.targets.registry import DEFAULT_TARGET, make_target
 from qsft.targets.target import Target
 from qsft.train.config import TargetSFTConfig, as_dict
+from qsft.validation import counted
 
 DEFAULT_BATCH = 8  # TrainingArguments' per_device_train_batch_size
 
@@ -114,9 +115,10 @@ def _batch_values(global_batch: int, values: dict[str, Any], processes: int) -> 
     given = values.get("gradient_accumulation_steps")
     if given is not None and given != accumulation:
         raise ValueError(
-            f"gradient_accumulation_steps={given} contradicts global_batch_size={global_batch}: with {processes} "
-            f"processes and at most {per_device} sequences per process it is {accumulation}. Leave "
-            "gradient_accumulation_steps out, or set global_batch_size to null and choose both batch keys yourself."
+            f"gradient_accumulation_steps={given} contradicts global_batch_size={global_batch}: with "
+            f"{counted(processes, 'process')} and at most {counted(per_device, 'sequence')} per process it is "
+            f"{accumulation}. Leave gradient_accumulation_steps out, or set global_batch_size to null and choose "
+            "both batch keys yourself."
         )
     return {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
 

@@ -27,7 +27,7 @@ from qsft.targets.view import IGNORED
 from qsft.teacher.format.encoding import bytes_per_label_token
 from qsft.train.open_teacher import capture_settings
 from qsft.user_functions import is_function_name
-from qsft.validation import check_range
+from qsft.validation import check_range, counted
 
 INDEX_BYTES = 64  # of a cache, per document
 SURVEYED_ROWS = 512  # rows of a local data set that are tokenized to estimate lengths
@@ -280,7 +280,7 @@ def plan_lines(plan: Plan, throughput: Throughput | None = None) -> Iterator[tup
     yield "optimizer steps", job.optimizer_steps(corpus.documents)
     per_gpu = job.args.per_device_train_batch_size
     accumulation = job.args.gradient_accumulation_steps
-    product = f"{per_gpu} per GPU × {accumulation} accumulation × {job.processes} GPUs"
+    product = f"{per_gpu} per GPU × {accumulation} accumulation × {counted(job.processes, 'GPU')}"
     yield "batch", f"{product}, examples of at most {corpus.longest} tokens"
     if job.target.role is not None and not job.args.teacher_live:
         rate = throughput.capture_label_tokens
@@ -314,8 +314,7 @@ def memory_table(plan: Plan, gpu_memory: float) -> Table:
     if gpu_memory <= 0:
         raise ValueError(f"--gpu_memory must be positive, got {gpu_memory:g}.")
     caption = "without CUDA's context (0.5-1 GB) and fragmentation"
-    count = "1 GPU" if plan.job.processes == 1 else f"{plan.job.processes} GPUs"
-    table = Table(title=f"memory per GPU, {count}", caption=caption)
+    table = Table(title=f"memory per GPU, {counted(plan.job.processes, 'GPU')}", caption=caption)
     table.add_column("", no_wrap=True)
     for part in itertools.chain(Memory._fields, ["total"]):
         table.add_column(part, justify="right", no_wrap=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from qsft.fingerprints import digest, digest_json
 from qsft.targets.view import IGNORED
+from qsft.validation import counted
 
 Tokens = Any  # a list, a numpy array or a tensor of integers
 Document = dict[str, np.ndarray]  # input_ids and labels of one unit of attention
@@ -402,7 +403,7 @@ def describe_dataset(dataset: Any) -> str:
     files = getattr(dataset, "cache_files", None)
     if files:
         return f"{Path(files[0]['filename']).parent}{split}"
-    return f"{len(dataset):,} examples"
+    return counted(len(dataset), "example")
 
 
 def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -24,6 +24,7 @@ from qsft.teacher.format.manifest import MANIFEST, is_cache, read_manifest
 from qsft.teacher.format.shards import SHARD_NAME, VERSION, published_shards
 from qsft.teacher.sources.source import TeacherSource
 from qsft.teacher.vocabulary import VOCABULARY, Vocabulary
+from qsft.validation import counted
 
 LONGEST_NAME = 64
 
@@ -100,13 +101,14 @@ def summarize_cache(path: Path) -> CacheSummary:
     complete = read_complete(path).values()
     uses = [datetime.fromisoformat(entry.last_use) for entry in complete]
     written = [datetime.fromtimestamp(file.stat().st_mtime, UTC) for file in path.iterdir()]
+    data = [f"{entry.name} ({counted(entry.documents, 'document')})" for entry in complete]
     return CacheSummary(
         path=path,
         teacher=teacher,
         settings=settings,
         bytes=sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
         last_use=max(uses or written or [datetime.fromtimestamp(0, UTC)]),
-        data=[f"{entry.name} ({entry.documents:,} documents)" for entry in complete] or [f"{len(shards)} shards"],
+        data=data or [counted(len(shards), "shard")],
     )
 
 

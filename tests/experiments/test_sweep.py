@@ -130,6 +130,7 @@ def test_runs_are_trained_evaluated_and_compared_and_a_second_call_does_nothing(
 
     assert main(words) == 0
     printed = capfd.readouterr().out
+    assert "2 runs of numina_qwen_math_1p5b in sweep:" in printed
     assert "target_sft                       done" in printed
     assert "train\n" not in printed
 
@@ -169,6 +170,7 @@ def test_a_run_that_fails_stops_the_sweep_and_keeps_what_is_done(tmp_path, local
     assert "there is no accelerate configuration 'nosuch'" in printed
     assert "the sweep stopped: train of sft failed" in printed
     assert main([*words, "--model_name_or_path", "other", "--dry_run"]) == 0  # nothing is kept that would not fit
+    assert "1 run of numina_qwen_math_1p5b in sweep:" in capfd.readouterr().out
 
 
 # A training that takes a second: it prints that it has begun, and at a signal it saves and exits with 0.

@@ -107,7 +107,7 @@ def test_cache_info_and_verify_take_a_recipe_or_its_keys(training_options, tmp_p
     assert main(["cache", "build", *training_options]) == 0
     capsys.readouterr()
     assert main(["cache", "info", *training_options]) == 0
-    assert "16 in 1 shards" in capsys.readouterr().out
+    assert "16 in 1 shard\n" in capsys.readouterr().out
     recipe = tmp_path / "mine.yaml"
     pairs = zip(training_options[::2], training_options[1::2], strict=True)
     recipe.write_text("".join(f"{key.removeprefix('--')}: {value}\n" for key, value in pairs))

@@ -44,6 +44,12 @@ def test_a_missing_teacher_is_an_error_before_any_work_with_the_option_to_add(
     assert "TargetSFTTrainer(" not in message
 
 
+def test_one_process_is_not_called_processes(local_words, tmp_path, capsys):
+    words = local_words(target="sft", output_dir=tmp_path / "run", per_device_train_batch_size=4)
+    assert dry_run(RECIPE, *words) == 0
+    assert "16 = 4 per device × 4 accumulation × 1 process\n" in capsys.readouterr().out
+
+
 def test_a_reference_that_is_the_teacher_needs_one_as_well(local_words, tmp_path, capsys):
     words = local_words(target="sft_kl", dataset_name="numina", reference_model_name_or_path="teacher")
     at = words.index("--teacher_model_name_or_path")

@@ -382,7 +382,7 @@ def test_an_unknown_option_suggests_the_right_one(given, suggested):
 def test_accumulation_that_contradicts_the_global_batch_is_an_error():
     words = ["--global_batch_size", "64", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps"]
     assert configure(read_recipe("demo", [*words, "8"]), processes=1).args.gradient_accumulation_steps == 8
-    with pytest.raises(ValueError, match="gradient_accumulation_steps=2 contradicts global_batch_size=64"):
+    with pytest.raises(ValueError, match="=2 contradicts global_batch_size=64: with 1 process and at most 8"):
         configure(read_recipe("demo", [*words, "2"]), processes=1)
 
 

@@ -147,7 +147,7 @@ def test_prune_asks_and_removes_by_age_or_name(qsft, default_caches, monkeypatch
     assert len(list(default_caches.iterdir())) == 2
     monkeypatch.setattr("builtins.input", lambda question: "y")
     assert qsft("prune", "--older_than", 90) == 0
-    assert "removed 1 caches" in capsys.readouterr().out
+    assert "removed 1 cache, " in capsys.readouterr().out
     assert [path.name for path in (default_caches / "old-4567").iterdir()] == ["notes.txt"]
     assert qsft("prune", "--name", "nobody", "--yes") == 0
     assert (default_caches / "fresh-0123").is_dir()

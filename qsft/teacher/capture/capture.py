@@ -28,7 +28,7 @@ from qsft.teacher.identity import Identity, check_settings
 from qsft.teacher.sources.open_source import TeacherOrSource, open_source
 from qsft.teacher.sources.source import TeacherSource
 from qsft.teacher.vocabulary import VOCABULARY, Vocabulary
-from qsft.validation import check_range
+from qsft.validation import check_range, counted
 
 WHAT = "the teacher cache"
 ANNOUNCED_BYTES = 1e9  # a capture that writes more than this below the home directory says so first
@@ -159,7 +159,7 @@ def _finish(path: Path, vocabulary: Vocabulary, *, announce: bool) -> TeacherCac
         _write_vocabulary(path, vocabulary)
     cache = TeacherCache(path)
     if announce and is_main():
-        print(f"teacher cache {shown(path)}: {len(cache):,} documents, none is missing", file=sys.stderr)
+        print(f"teacher cache {shown(path)}: {counted(len(cache), 'document')}, none is missing", file=sys.stderr)
     return cache
 
 

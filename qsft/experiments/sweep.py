@@ -75,7 +75,12 @@ def _parse_axes(axes: Sequence[str]) -> dict[str, list[Any]]:
         name, _, text = axis.partition("=")
         values = text.split(",")
         if not name or not all(values):
-            raise ValueError(f"--grid {axis!r} is not `name=value,value`, such as target=sft,dft or eta=0.2,0.5.")
+            hyper_parameters = {name for target in TARGETS.values() for name in target.hyper_parameters}
+            names = {f"{name}=" for name in ("target", *hyper_parameters)}
+            guess = "" if f"{name}=" in names else did_you_mean(f"{name}=", names)
+            raise ValueError(
+                f"--grid {axis!r} is not `name=value,value`, such as target=sft,dft or eta=0.2,0.5.{guess}"
+            )
         if name in found:
             raise ValueError(f"--grid has {name} twice. Write all its values together: {name}=value,value.")
         found[name] = [read_word(value) for value in dict.fromkeys(values)]

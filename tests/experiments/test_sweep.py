@@ -37,6 +37,8 @@ def test_a_hyper_parameter_is_varied_for_the_targets_that_take_it():
         (["target=sft", "target=dft"], "has target twice. Write all its values together"),
         (["target=target_sft", "learning_rate=1e-5"], "holds for the whole sweep: give --learning_rate value"),
         (["targets=sft"], r"Did you mean 'target'\? They have: eta, form, tail\.$"),
+        (["targets="], r"such as target=sft,dft or eta=0.2,0.5. Did you mean 'target='\?$"),
+        (["target="], r"such as target=sft,dft or eta=0.2,0.5.$"),
         (["target=sfft"], "Did you mean 'sft'"),
         (["target=sft", "eta=1"], "none of the targets sft has a hyper-parameter 'eta'"),
         (["target=target_sft", "etta=1"], "Did you mean 'eta'"),

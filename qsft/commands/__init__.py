@@ -40,16 +40,36 @@ def split_recipe(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(words)
 
 
-def read_given_recipe(args: argparse.Namespace, overrides: Sequence[str] = ()) -> Any:
-    """Return the recipe of a command with the given keys; ValueError when neither a recipe nor a key was given."""
+def read_given_recipe(args: argparse.Namespace, overrides: Sequence[str] = (), *, has_dry_run: bool = False) -> Any:
+    """Return the recipe of a command with the given keys.
+
+    Args:
+        args: The arguments of a command that takes a recipe.
+        overrides: Further words of keys.
+        has_dry_run: Whether the command does what the key `dry_run` says.
+
+    Raises:
+        ValueError: Neither a recipe nor a key was given, or the command has no dry run and one is requested.
+    """
     from qsft.recipe.recipe_file import announce_recipe, read_recipe
 
     words = [*args.overrides, *overrides]
     check_given(args.recipe, words)
     own_options = [option.removeprefix("--") for option in long_options(args.parser)]
     recipe = read_recipe(args.recipe, words, own_options)
+    if not has_dry_run:
+        check_no_dry_run(recipe, args.parser.prog)
     announce_recipe(recipe)
     return recipe
+
+
+def check_no_dry_run(recipe: Any, command: str) -> None:
+    """Raise ValueError for a recipe with `dry_run`: the command would ignore it and start."""
+    if recipe.settings.dry_run:
+        raise ValueError(
+            f"`{command}` has no dry run, so it would start. Leave --dry_run out. `qsft train` with "
+            "--dry_run prints what the training of this recipe would do."
+        )
 
 
 def check_given(recipe: str | None, words: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qsft.commands import list_terms, suggest_option
+from qsft.commands import check_no_dry_run, list_terms, suggest_option
 from qsft.processes import is_main
 
 HELP = "rewrite, extend or select demonstrations with a data-level method"
@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> None:
     from qsft.recipe.curate_recipe import curate_recipe
     from qsft.recipe.recipe_file import read_recipe
 
-    manifest = curate_recipe(read_recipe(recipe, overrides), make_curation(args.method, options))
+    source = read_recipe(recipe, overrides)
+    check_no_dry_run(source, parser.prog)
+    manifest = curate_recipe(source, make_curation(args.method, options))
     if is_main():
         start = recipe or f"--model_name_or_path {manifest['name']}"
         print(describe_curation(manifest, options.output_dir, start))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from qsft.commands import list_terms, long_options, suggest_option
+from qsft.commands import check_no_dry_run, list_terms, long_options, suggest_option
 from qsft.files import shown
 from qsft.processes import Group, is_main
 from qsft.validation import did_you_mean
@@ -169,6 +169,7 @@ def _request(args: argparse.Namespace) -> Any:
         raise ValueError("nothing is given. Name a MODEL or a RECIPE, or give --model_name_or_path.")
     own_options = [option.removeprefix("--") for option in long_options(args.parser)]
     recipe = read_recipe(args.recipe, args.overrides, own_options)
+    check_no_dry_run(recipe, args.parser.prog)
     student = recipe.values.get("model_name_or_path")
     if args.recipe is None and student is not None and "dataset_name" not in recipe.values:
         return EvalRequest.for_model(student, given)

@@ -73,7 +73,7 @@ def _train(args: argparse.Namespace, stop: "StopRequest") -> int | None:
         read_recipe(args.recipe, split_words(args.overrides, LAUNCHER_OPTIONS)[1])  # errors before processes start
         recipe = [args.recipe] if args.recipe is not None else []
         return relaunch(args.accelerate_config, [*recipe, *args.overrides])
-    recipe = read_given_recipe(args)
+    recipe = read_given_recipe(args, has_dry_run=True)
     from qsft.recipe.run import train
 
     train(recipe, stop)

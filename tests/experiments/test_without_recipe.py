@@ -62,6 +62,11 @@ def test_eval_of_a_model_given_by_its_key(tiny_files, training_options, tmp_path
         (["train", "--target", "dft", "--dataset_name", "my.jsonl"], "Add --model_name_or_path NAME"),
         (["train", "--target", "dft", "--eta", "0.2"], "the target dft has no hyper-parameter 'eta'. It takes: none"),
         (["cache", "verify", "demo"], "there is no directory caches/demo"),
+        (["eval", "demo", "--dry_run"], "`qsft eval` has no dry run, so it would start. Leave --dry_run out"),
+        (["eval", "--model_name_or_path", "some/model", "--dry_run"], "`qsft eval` has no dry run"),
+        (["cache", "build", "demo", "--dry_run"], "`qsft cache build` has no dry run"),
+        (["explore", "tokens", "demo", "--dry_run"], "`qsft explore tokens` has no dry run"),
+        (["curate", "rft", "demo", "--output_dir", "rft", "--dry_run"], "`qsft curate rft` has no dry run"),
     ],
 )
 def test_what_is_missing_or_does_not_fit_is_an_error(words, message, training_options, tiny_files, capsys):

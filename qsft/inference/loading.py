@@ -107,11 +107,24 @@ def explain_missing_model(name: str | Path) -> Iterator[None]:
                 "wrote."
             ) from error
         if looks_like_path(name):
-            raise FileNotFoundError(f"there is no model directory {name}. Check the path.") from error
+            raise FileNotFoundError(_no_directory_message(name)) from error
         raise FileNotFoundError(
             f"there is no model {name!r}: no directory of that name, and the Hub did not give one ({reason}). "
             "Check the path or id; without a network pass the path of a local copy."
         ) from error
+
+
+def check_path_exists(name: str | Path) -> None:
+    """Raise FileNotFoundError for a model that is named by a path which does not exist."""
+    if looks_like_path(name) and not Path(name).exists():
+        raise FileNotFoundError(_no_directory_message(name))
+
+
+def _no_directory_message(name: str | Path) -> str:
+    remedy = "Check the path"
+    if str(name).startswith("~"):
+        remedy += ", and write the home directory in full: only a shell expands ~"
+    return f"there is no model directory {name}. {remedy}."
 
 
 def looks_like_path(name: str | Path) -> bool:

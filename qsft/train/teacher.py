@@ -103,6 +103,8 @@ def resolve_teacher(
     student: str | nn.Module,
     peft_config: Any = None,
     quantization_config: Any = None,
+    *,
+    target_name: str | None = None,
 ) -> CachedTeacher | LiveModel | None:
     """Decide which distribution the target reads beside the student's, from the trainer's argument and its config.
 
@@ -122,7 +124,7 @@ def resolve_teacher(
     | a teacher        | "base", `teacher_live`                   | LiveModel: a copy of the student          |
     | a teacher        | "base" with adapters                     | LiveModel: the student without them       |
     | a teacher        | "base" with adapters and `teacher_cache` | CachedTeacher of the student without them |
-    | a teacher        | "base" with an adapter that changes it   | as above, of the original weights         |
+    | a teacher        | "base" with an adapter that changes it   | as with adapters, of the original weights |
     | a teacher        | "base" under FSDP or ZeRO-3              | as for the student's model id or path     |
     | a reference      | nothing                                  | as for "base"                             |
     | a reference      | `reference_model_name_or_path`           | as for that model; "teacher": the teacher |
@@ -134,6 +136,7 @@ def resolve_teacher(
         student: the model that the trainer is given, or its name.
         peft_config: the adapter that TRL will add to it, if any.
         quantization_config: how TRL will quantize a student given by its name, if at all.
+        target_name: the target's name in the registry, for messages; None for the user's own target.
 
     Raises:
         MissingTeacherError: the target needs a teacher and none was given.
@@ -150,7 +153,7 @@ def resolve_teacher(
         if teacher is None:
             return None
         if not target.may_read_teacher:
-            logger.warning(f"the target ({formula(target)}) does not read a teacher: the given one is not used.")
+            logger.warning(f"{_describe(target, target_name)} does not read a teacher: the given one is not used.")
             return None
     if "ref_logp" in target.needs and args.teacher_missing == "student":
         raise ValueError(
@@ -161,7 +164,7 @@ def resolve_teacher(
     student_name = student if isinstance(student, str) else None
     if model is None:
         if directory is None:
-            raise MissingTeacherError(_no_teacher_message(target))
+            raise MissingTeacherError(_no_teacher_message(target, target_name))
         return CachedTeacher(directory, None, student_name)
     has_adapters = peft_config is not None or isinstance(student, PeftModel)
     if model == BASE:
@@ -188,7 +191,8 @@ def _base_source(args: Any, student: str | nn.Module, peft_config: Any, quantiza
     if is_sharded(args):
         return replace(base, model=_student_checkpoint(student))
     configs = list(student.peft_config.values()) if isinstance(student, PeftModel) else [peft_config]
-    changes = [change for config in configs if (change := _change_of_the_base(config)) is not None]
+    settings = [_setting_that_changes_the_base(config) for config in configs]
+    changes = [setting for setting in settings if setting is not None]
     if not changes:
         return base
     if isinstance(student, str):
@@ -202,8 +206,8 @@ def _base_source(args: Any, student: str | nn.Module, peft_config: Any, quantiza
     return replace(base, model=frozen_copy(student))
 
 
-def _change_of_the_base(config: Any) -> str | None:
-    """The setting of an adapter's configuration that changes the base's weights; None where there is none."""
+def _setting_that_changes_the_base(config: Any) -> str | None:
+    """The setting of an adapter's configuration that changes the base's weights, as text; None where none does."""
     initialization = getattr(config, "init_lora_weights", None)
     if isinstance(initialization, str) and initialization.lower().startswith(INITIALIZATIONS_THAT_CHANGE_THE_BASE):
         return f"init_lora_weights={initialization!r}"
@@ -271,9 +275,13 @@ def _is_cache(teacher: str | Path) -> bool:
     return isinstance(teacher, Path) and not is_model
 
 
-def _no_teacher_message(target: Target) -> str:
+def _describe(target: Target, name: str | None) -> str:
+    return f"the target ({formula(target)})" if name is None else f"the target {name} ({formula(target)})"
+
+
+def _no_teacher_message(target: Target, name: str | None) -> str:
     return (
-        f"the target ({formula(target)}) needs a teacher, but no teacher was given. Add one line:\n"
+        f"{_describe(target, name)} needs a teacher, but no teacher was given. Add one line:\n"
         '    TargetSFTTrainer(..., teacher="Qwen/Qwen2.5-Math-1.5B-Instruct")\n'
         "It may be a model id, a model, a cache directory, or 'base' for the student before training; in a config it "
         "is teacher_model_name_or_path or teacher_cache. Or choose a target without a teacher: target='dft'."

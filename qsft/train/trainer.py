@@ -30,6 +30,7 @@ from transformers.trainer_utils import EvalPrediction, SaveStrategy, TrainOutput
 from transformers.utils import logging
 from trl import SFTTrainer
 
+from qsft.inference.loading import check_path_exists
 from qsft.losses.head import LABEL_POSITIONS, MODEL_INPUTS, HeadOptions, attach_target_head
 from qsft.losses.kernel_path import takes_kernels
 from qsft.losses.sums import SUM_NAMES
@@ -130,6 +131,8 @@ class TargetSFTTrainer(SFTTrainer):
         target: str | Target | None = None,
         teacher: TeacherArgument = None,
     ) -> None:
+        if isinstance(model, str):
+            check_path_exists(model)
         config: Any = adopt_config(args, model)
         validate.check_no_other_loss(config, compute_loss_func)
         validate.check_first_example(train_dataset)
@@ -137,7 +140,15 @@ class TargetSFTTrainer(SFTTrainer):
         takes_kernels(config.head_kernel, config.device.type)  # raises now, not at the first step
         self.target_name, self.target = _resolve_target(target, config)
         self.columns = columns_read_by(self.target, config)
-        self.resolved_teacher = resolve_teacher(teacher, self.target, config, model, peft_config, quantization_config)
+        self.resolved_teacher = resolve_teacher(
+            teacher,
+            self.target,
+            config,
+            model,
+            peft_config,
+            quantization_config,
+            target_name=self.target_name,
+        )
         self._streams_have_teacher = streams_have_teacher(self.resolved_teacher)
         for dataset in validate.list_datasets(train_dataset, eval_dataset):
             validate.check_usable_columns(dataset, config, formatting_func)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
+from transformers import AutoConfig
 
 from qsft import TargetSFTConfig
 from qsft.losses.head import base_causal_lm
@@ -17,6 +18,7 @@ from qsft.train.validate import check_adapter, check_parallelism
         ({"label_smoothing_factor": 0.1}, "target='label_smoothing' with target_kwargs={'lam': 0.1}"),
         ({"compute_loss_func": lambda *a, **k: 0}, "target=LossTarget"),
         ({"target": "target_sft"}, 'TargetSFTTrainer(..., teacher="'),
+        ({"target": "kd"}, "the target kd (γ = 0, π̃ = π_T, scale = 1) needs a teacher"),
         ({"target": "taget_sft"}, "Did you mean 'target_sft'"),
         ({"target": "sft", "target_kwargs": {"eta": 1}}, "no hyper-parameter 'eta'"),
         (
@@ -41,6 +43,14 @@ def test_what_cannot_be_trained_raises_an_error(trainer, data, settings, words):
     with pytest.raises(ValueError) as error:
         trainer(data.completion(), **settings)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["./nomodel", "../nomodel", "/no/model", "~/nomodel", "no/such/model"])
+def test_a_model_directory_that_does_not_exist_is_named_before_anything_is_loaded(name, trainer, data, monkeypatch):
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("something was loaded"))
+    with pytest.raises(FileNotFoundError, match=f"there is no model directory {name}. Check the path") as error:
+        trainer(data.completion(), model=name)
+    assert ("only a shell expands ~" in str(error.value)) == name.startswith("~")
 
 
 def test_vision_data(trainer):

@@ -20,7 +20,7 @@ from qsft.train.trainer import TargetSFTTrainer
 
 
 class Phases:
-    """The phases of a run on a console, and the seconds that each one took."""
+    """The phases of a run on a console, and the seconds that each one took, repetitions included."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -31,7 +31,7 @@ class Phases:
         """Show a progress bar while the phase runs."""
         with Progress(f"  {name}", total, unit, console=self.console) as progress:
             yield progress
-        self.seconds[name] = progress.seconds
+        self.seconds[name] = self.seconds.get(name, 0.0) + progress.seconds
 
     def note(self, name: str, text: str) -> None:
         """Print a line about a phase."""

@@ -1,8 +1,10 @@
 """The demo's models: found by recipes, trained with the settings of recipes/demo.yaml."""
 
 import json
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from qsft.demo import kept
 from qsft.demo.documents import demonstrations
@@ -10,7 +12,7 @@ from qsft.demo.foundation import demo_models, model_paths, untrained
 from qsft.demo.methods import METHODS
 from qsft.demo.scenario import Scenario
 from qsft.demo.task import LENGTH, PROMPT_LENGTH
-from qsft.demo.training import config_values, save
+from qsft.demo.training import Phases, config_values, save
 from qsft.recipe.recipe_file import read_recipe
 from qsft.targets.view import IGNORED
 from qsft.train.config import TargetSFTConfig
@@ -52,3 +54,14 @@ def test_a_training_process_that_fails_raises(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", "false")  # instead of Python: it exits with code 1
     with pytest.raises(ValueError, match="could not be trained"):
         demo_models(0)
+
+
+def test_the_seconds_of_a_phase_that_is_repeated_add_up(monkeypatch):
+    seconds = iter([3.0, 4.0])
+    monkeypatch.setattr("qsft.progress.Progress.seconds", property(lambda progress: next(seconds)))
+    monkeypatch.setattr("qsft.progress.Progress.__exit__", lambda progress, *error: None)  # it reads the seconds too
+    phases = Phases(Console(file=StringIO()))
+    for _ in range(2):
+        with phases.phase("pretrain the base", 1, "steps"):
+            pass
+    assert phases.seconds == {"pretrain the base": 7.0}

@@ -57,8 +57,11 @@ class InferenceModel:
             self.backend = "vllm" if usable else "transformers"
         if self.backend == "vllm":
             self._check_vllm(vllm_installed)
-        elif self.engine.engine_args or not self.seed_requests:
-            raise ValueError("--engine and --no_request_seeds are options of vLLM. Remove them, or set --backend vllm.")
+        elif self.engine.engine_args or self.engine.tensor_parallel_size > 1 or not self.seed_requests:
+            raise ValueError(
+                "--engine, --tensor_parallel_size and --no_request_seeds are options of vLLM, but this model runs with "
+                "transformers. Remove them, or set --backend vllm."
+            )
         self.device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.dtype = self._resolve_dtype()
         self.engine = replace(self.engine, dtype=self.dtype)

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from qsft.inference.model import InferenceModel
 from qsft.inference.sampling import Request, Sampling
+from qsft.inference.vllm_engine import EngineOptions
 
 
 def test_an_adapter_is_sampled_with_its_base_and_both_identify_it(learned, sum_tokenizer, tmp_path):
@@ -56,3 +57,16 @@ def test_pickled_code_is_an_error_and_not_executed(learned, sum_tokenizer, tmp_p
     with pytest.raises(ValueError, match="pickle that contains more than tensors"):
         InferenceModel("pickled", sum_tokenizer).sampler(Sampling())
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": EngineOptions(engine_args={"enforce_eager": True})},
+        {"engine": EngineOptions(tensor_parallel_size=2)},
+        {"seed_requests": False},
+    ],
+)
+def test_options_of_vllm_raise_with_transformers(learned, sum_tokenizer, options):
+    with pytest.raises(ValueError, match=r"options of vLLM, but this model runs with transformers.*--backend vllm"):
+        InferenceModel(str(learned), sum_tokenizer, backend="transformers", **options)

@@ -1,8 +1,8 @@
 """Read the option that a response chooses, by one of three rules.
 
 boxed: the box, else "the answer is B", else a letter alone on a line, else an option's text. It may find nothing.
-li:    the rule of the evaluation that the paper's medical numbers come from. It always finds an option: the last match
-       of the first of five steps that matches anything.
+li:    the rule of the evaluation that the paper's medical numbers come from. It always finds a letter: the last match
+       of the first search that matches anything (see `li_matches`).
 m1:    the scorer of m1: like `li`, but over a data set the first or the last match counts, whichever scores higher.
 """
 
@@ -145,10 +145,12 @@ def _occurs(words: str, text: str) -> bool:
 
 
 def li_matches(response: str, options: Options) -> tuple[str, str]:
-    """The first and the last match of the first of five steps that finds anything.
+    """The first and the last match of the first search that finds anything.
+
+    Step 1 limits the text, and steps 2 to 5 are searches:
 
     1. Only the text after the last heading "## Final Response" with an empty line counts, if there is one.
-    2. "answer is", any white space, a letter A–N.
+    2. "answer is", any white space, a letter A–N, even if no option has it.
     3. An option's letter between characters that are not part of a word; "A" before a space is the article.
        A match includes the characters around the letter, so of "C D" only C is seen.
     4. The text of an option. The last match is the option whose last occurrence is furthest to the right; the first

@@ -18,10 +18,10 @@ examples:
   # beside numbers from a file
   qsft compare runs/sft runs/target_sft --paper published.json
 
---paper shows published numbers in percent, and the lenient score. The numbers are those of a
-recipe of the paper, which are part of qsft, or those of a file. Averages are recomputed. Each
-run that a recipe trained is followed by the published row for its hyper-parameters. A file
-lists the numbers by task:
+--paper shows published numbers in percent, and the lenient score. The numbers
+are those of a recipe of the paper, which are part of qsft, or those of a file.
+Averages are recomputed. Each run that a recipe trained is followed by the
+published row for its hyper-parameters. A file lists the numbers by task:
   {"rows": {"SFT": {"math500": 61.2, "aime24": 7.5}, "Target-SFT": {…}}}
 """
 

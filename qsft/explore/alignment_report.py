@@ -26,7 +26,7 @@ SLIDER = """
 <p><label for="high">A label counts as likely from <output id="high-value">{0:g}</output></label>
 <input id="high" type="range" min="0.05" max="0.95" step="0.05" value="{0:g}">
 <span class="note">changes the shares and the lines of the heat map; for the rest of the page run the command with
---high</span></p>
+<code class="option">--high</code></span></p>
 """
 
 

@@ -77,7 +77,11 @@ def _about_filter_tokens(targets: Mapping[str, Any]) -> str:
     pulls = {
         name: targets[name]["moved"] * targets[name]["quadrants"]["filter"] for name in COMPARED if name in targets
     }
-    weaker = [f"{name} {1 - pull / pulls['sft']:.0%}" for name, pull in pulls.items() if pull < 0.9 * pulls["sft"]]
+    weaker = [
+        f"{name} {_percent(1 - pull / pulls['sft'], digits=0)}"
+        for name, pull in pulls.items()
+        if pull < 0.9 * pulls["sft"]
+    ]
     if not weaker:
         return text
     return f"{text} Other targets change these tokens less than SFT: {', '.join(weaker)} less. Try them first."
@@ -118,10 +122,10 @@ def _sure_tokens(reliability: Mapping[str, Any]) -> _SureTokens | None:
 def _calibration_fact(reliability: Mapping[str, Any]) -> str:
     sure = _sure_tokens(reliability)
     if sure is None:
-        return f"The teacher is nowhere {SURE:.0%} sure of a token."
+        return f"The teacher is nowhere {_percent(SURE, digits=0)} sure of a token."
     return (
-        f"Where the teacher is at least {SURE:.0%} sure of a token ({sure.tokens:,} times, {_percent(sure.confidence)} "
-        f"on average), that token is the label {_percent(sure.accuracy)} of the time."
+        f"Where the teacher is at least {_percent(SURE, digits=0)} sure of a token ({sure.tokens:,} times, "
+        f"{_percent(sure.confidence)} on average), that token is the label {_percent(sure.accuracy)} of the time."
     )
 
 
@@ -140,6 +144,6 @@ def _calibration_suggestion(reliability: Mapping[str, Any]) -> str | None:
     )
 
 
-def _percent(share: float) -> str:
-    """Return a share as a percentage with one digit and a no-break space."""
-    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
+def _percent(share: float, digits: int = 1) -> str:
+    """Return a share as a percentage with a no-break space."""
+    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"

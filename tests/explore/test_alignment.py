@@ -118,7 +118,7 @@ def made_up(accuracy=0.96, guided=0.1, **shares):
     ("shares", "words"),
     [
         ({"agree": 0.95, "filter": 0.05}, "little to learn"),
-        ({"filter": 0.6, "agree": 0.4}, "dft 75%, target_sft 75% less"),
+        ({"filter": 0.6, "agree": 0.4}, "dft 75\N{NO-BREAK SPACE}%, target_sft 75\N{NO-BREAK SPACE}% less"),
         ({"rescue": 0.3, "agree": 0.6, "filter": 0.1}, "Correction is a large part"),
         ({"student_only": 0.3, "agree": 0.7}, "small η"),
     ],

@@ -84,8 +84,8 @@ class Inputs:
 def bare_matmuls(x: Inputs) -> None:
     """The three matrix products that every head needs, in the chunks that our head uses."""
     hidden_size = x.weight.shape[-1]
-    tile = tile_dtype(x.weight.dtype, DEVICE)
-    chunk = tokens_per_chunk(len(x.labels), len(x.weight), tile, DEVICE, hidden_size)
+    dtype = tile_dtype(x.weight.dtype, DEVICE)
+    chunk = tokens_per_chunk(len(x.labels), len(x.weight), dtype, DEVICE, hidden_size)
     with torch.no_grad():
         grad_weight = torch.empty_like(x.weight)
         grad_hidden = torch.empty_like(x.hidden)

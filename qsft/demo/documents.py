@@ -19,10 +19,10 @@ def demonstrations(scenario: Scenario) -> Dataset:
 def as_dataset(documents: Sequence[list[str]], prompt_length: int = PROMPT_LENGTH) -> Dataset:
     """Return documents with the columns input_ids, labels and critical.
 
+    `critical` is for the target `cft`: it is 1 at the results, where a solution is right or wrong.
+
     Args:
         prompt_length: how many tokens at the beginning of each document are not labels.
-
-    `critical` is for the target `cft`: it is 1 at the results, where a solution is right or wrong.
     """
     input_ids = [encode(document) for document in documents]
     labels = [[IGNORED] * prompt_length + ids[prompt_length:] for ids in input_ids]

@@ -43,7 +43,7 @@ DESCRIPTIONS = {
     "label_in_topk": "share of labels among the teacher's kept tokens",
     "teacher_disagrees": "share of tokens where the teacher's first choice is not the label",
 }
-SHARES = {*GROUPS["Student and teacher on the label"], *GROUPS["What the teacher covers"], "gamma", "gamma_q50"}
+AXIS_FROM_ZERO = {*GROUPS["Student and teacher on the label"], *GROUPS["What the teacher covers"], "gamma", "gamma_q50"}
 # Runs differ in color and dash, so that curves on top of each other are both visible.
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 CSS_DASHES = ("solid", "dashed", "dotted", "dashed", "dashed", "dashed")
@@ -178,7 +178,7 @@ def _metric_figure(runs: Sequence[Run], metric: str) -> "Figure":
             hovertemplate="step %{x}: %{y:.4g}",
         )
     fig.update_layout(showlegend=False, xaxis={"title": "step"}, margin={"t": 10, "b": 40}, hovermode="x unified")
-    fig.update_yaxes(rangemode="tozero" if metric in SHARES else "normal")
+    fig.update_yaxes(rangemode="tozero" if metric in AXIS_FROM_ZERO else "normal")
     return fig
 
 

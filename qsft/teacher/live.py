@@ -56,7 +56,8 @@ class LiveTeacher:
         """
         input_ids, labels = self._replace_unknown(input_ids, labels, attention_mask, position_ids)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        with evaluating(self.model), adapters_disabled(self.model) if self.is_student else nullcontext():
+        without_adapters = adapters_disabled(self.model) if self.is_student else nullcontext()
+        with evaluating(self.model), without_adapters:
             if not self._head_checked:
                 check_teacher_head(self.model, **inputs)
                 self._head_checked = True

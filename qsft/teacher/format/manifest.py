@@ -1,7 +1,7 @@
 """manifest.json: what a cache is.
 
 The manifest lists the shards of the last finished capture. What a running or killed capture has published since is read
-as well, because shards describe themselves. Its last line is the digest of everything above it.
+as well, because shards describe themselves. Its last entry is the digest of everything before it.
 """
 
 import errno

@@ -112,6 +112,12 @@ def make_directory(path: Path, what: str = "the directory") -> None:
                     leftover.unlink()
 
 
+def nearest_directory(path: Path) -> Path:
+    """Return a directory, or the nearest one above it that exists: on whose disk it will be made."""
+    path = path.absolute()
+    return next(directory for directory in (path, *path.parents) if directory.is_dir())
+
+
 def check_writable(path: Path, what: str = "the directory") -> None:
     """Raise OSError if nothing can be written into a directory: before hours of computing, not after."""
     with _explained(path, what):

@@ -18,11 +18,12 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from qsft.data.prompts import CONVERSATIONS, PRESETS, document, render
-from qsft.data.rows import check_one_of, check_trl_can_read, read_rows, require_columns
+from qsft.data.rows import check_trl_can_read, read_rows, require_columns
 from qsft.data.sources import DEFAULTS, SOURCES, DataSettings, Source, curated_format, find_source
 from qsft.files import write_text
 from qsft.fingerprints import digest_json
 from qsft.targets.view import IGNORED
+from qsft.validation import check_choice
 
 logger = logging.get_logger(__name__)
 
@@ -120,11 +121,11 @@ def _tokenize_demonstrations(
 ) -> tuple[Dataset, dict[str, Any]]:
     """Return the documents of all rows that have a demonstration, and the choices made for the manifest."""
     response = settings.response or source.default_response
-    check_one_of("response", response, source.columns)
+    check_choice("response", response, tuple(source.columns))
     remedy = "Name yours with --question_column and --response_column, or give a file that has these with --data_dir."
     name = settings.data_dir or settings.dataset_name
     require_columns(rows, source.columns[response], f"data set {name!r}", remedy)
-    check_one_of("prompt", settings.prompt, CONVERSATIONS)
+    check_choice("prompt", settings.prompt, tuple(CONVERSATIONS))
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no eos token to end a response with.")
     documents = rows.map(

@@ -9,7 +9,7 @@ from datasets.exceptions import DatasetGenerationError
 from pyarrow import ArrowInvalid
 
 from qsft.data.sources import SOURCES, DataSettings, find_source
-from qsft.validation import did_you_mean
+from qsft.validation import check_choice, did_you_mean
 
 # File ending → the loader of `datasets` that reads it.
 LOADERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
@@ -75,23 +75,23 @@ def _read_local(path: Path, split: str) -> Dataset:
         if path.suffix not in LOADERS:
             raise ValueError(f"cannot read {path}: its name should end in {', '.join(LOADERS)}.")
         _check_only_split(path, split)
-        with _damage_named(path):
+        with _damage_explained(path):
             rows = load_dataset(LOADERS[path.suffix], data_files=str(path), split="train")
             rows.data.validate(full=True)  # bytes that are not UTF-8 are read, but cannot be used
             return rows
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         stored = load_from_disk(str(path))
         if isinstance(stored, DatasetDict):
-            check_one_of("dataset_train_split", split, stored)
+            check_choice("dataset_train_split", split, tuple(map(str, stored)))
             return stored[split]
         _check_only_split(path, split)
         return stored
-    with _damage_named(path):
+    with _damage_explained(path):
         return load_dataset(str(path), split=split)
 
 
 @contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+def _damage_explained(path: Path) -> Iterator[None]:
     """Turn the errors of `datasets` for content that it cannot read into a ValueError that names the file."""
     try:
         yield
@@ -143,9 +143,3 @@ def column_names(rows: Dataset) -> list[str]:
         if isinstance(feature, dict):
             names += [f"{name}.{key}" for key in feature]
     return names
-
-
-def check_one_of(key: str, value: str, choices: Iterable[str]) -> None:
-    known = list(choices)
-    if value not in known:
-        raise ValueError(f"{key}={value!r} is not known here. Choose one of {', '.join(known)}.")

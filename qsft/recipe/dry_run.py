@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from qsft.data.load import TrainingData
 from qsft.data.sources import CURATED_MANIFEST, find_source
-from qsft.files import shown
+from qsft.files import nearest_directory, shown
 from qsft.inference.loading import default_device
 from qsft.losses.kernel_path import takes_kernels
 from qsft.processes import is_main
@@ -210,7 +210,7 @@ def disk_lines(job: Job, data: TrainingData | None, tokenizer: PreTrainedTokeniz
     if path is not None and not (path / MANIFEST).exists():
         needed[path] = ("teacher cache", cache_bytes)
     for directory, (what, size) in needed.items():
-        free = shutil.disk_usage(_existing_parent(directory)).free
+        free = shutil.disk_usage(nearest_directory(directory)).free
         if free < size:
             raise OSError(
                 f"{what} need about {decimal(size)} in {shown(directory)}, but {decimal(free)} are free. Free some "
@@ -240,10 +240,3 @@ def _cache_bytes(job: Job, data: TrainingData | None, vocab_size: int) -> int:
     settings = capture_settings(job.args)
     top_k = min(settings["top_k"], vocab_size)
     return int(labels * bytes_per_label_token(settings["cache_encoding"], top_k, vocab_size))
-
-
-def _existing_parent(path: Path) -> Path:
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path

@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from qsft import sealed_directory
 from qsft.directory_lock import hold_directory
-from qsft.files import DiskFullError, read_json, write_json
+from qsft.files import DiskFullError, nearest_directory, read_json, write_json
 from qsft.run_directory import (
     CHECKPOINT_SEAL,
     LAST,
@@ -175,9 +175,10 @@ def hold_run_directory(output_dir: Path) -> AbstractContextManager[None]:
 
 
 def move_previous_run(output_dir: str | Path) -> Path | None:
-    """Move everything in an output directory that has checkpoints beside it; return where it is now.
+    """Move the content of an output directory with checkpoints to a directory of OUTPUT_DIR.previous; return that one.
 
-    A new run can then start there without being mistaken for the old one. Call it from one process.
+    None without checkpoints, when nothing is moved. A new run can then start in the output directory without being
+    mistaken for the old one. Call it from one process.
     """
     if not list_checkpoints(output_dir):
         return None
@@ -218,7 +219,7 @@ def rotate_checkpoints(output_dir: str | Path, run_id: str, limit: int | None, b
 def full_disk_explained(checkpoint: Checkpoint, run_id: str) -> Iterator[None]:
     """Replace the error of a save on a full disk by one that says what was needed, and what is left to resume from."""
     run_directory = checkpoint.path.parent
-    free = shutil.disk_usage(_existing(run_directory)).free
+    free = shutil.disk_usage(nearest_directory(run_directory)).free
     try:
         yield
     except Exception as error:
@@ -227,15 +228,11 @@ def full_disk_explained(checkpoint: Checkpoint, run_id: str) -> Iterator[None]:
         raise DiskFullError(_describe_full_disk(checkpoint, run_id, free)) from error
 
 
-def _existing(directory: Path) -> Path:
-    """The directory, or the nearest one above it that exists."""
-    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
-
-
 def _is_full_disk(error: Exception) -> bool:
     """Whether a save failed because there was no space; torch and safetensors raise errors of their own."""
-    is_named = isinstance(error, DiskFullError)
-    if is_named or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+    if isinstance(error, DiskFullError):
+        return True
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     # torch's zip writer reports a full disk as a failed assertion of inline_container.cc.
     return any(part in str(error) for part in ("No space left", "os error 28", "inline_container"))

@@ -14,6 +14,7 @@ from trl import SFTConfig
 from qsft.run_directory import BASE
 from qsft.targets.registry import DEFAULT_TARGET, make_target
 from qsft.train.run_record import check_setting_names
+from qsft.validation import check_choice
 
 logger = logging.get_logger(__name__)
 
@@ -184,8 +185,8 @@ def validate_fields(args: Any) -> None:
     for own in own_fields():
         value = getattr(args, own.name)
         choices = own.metadata.get("choices")
-        if choices and value is not None and value not in choices:
-            raise ValueError(f"{own.name}={value!r} is not supported. Choose one of {', '.join(choices)}.")
+        if choices and value is not None:
+            check_choice(own.name, value, tuple(choices))
         if own.name in AT_LEAST_ONE and value is not None and value < 1:
             raise ValueError(f"{own.name} must be at least 1, got {value}.")
     check_setting_names(args.resume_allow_changed or (), args)

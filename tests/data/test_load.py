@@ -52,7 +52,7 @@ def test_m23k_response_is_a_setting(rows_file, tiny_tokenizer):
     short, long = (load(tiny_tokenizer, path, "m23k", response=r).dataset[0] for r in ("distilled", "reasoning"))
     assert tiny_tokenizer.decode(short["input_ids"]).endswith("<|assistant|> w0 <|eos|>")
     assert tiny_tokenizer.decode(long["input_ids"]).endswith("<|assistant|> w7 w8 w0 <|eos|>")
-    with pytest.raises(ValueError, match="Choose one of distilled, reasoning"):
+    with pytest.raises(ValueError, match="response = 'thinking' is not one of 'distilled', 'reasoning'"):
         load(tiny_tokenizer, path, "m23k", response="thinking")
 
 

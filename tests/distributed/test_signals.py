@@ -50,6 +50,7 @@ def start_command(tmp_path):
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                preexec_fn=default_sighup,
             )
         process.output, process.errors = out, err
         started.append(process)
@@ -64,6 +65,11 @@ def start_command(tmp_path):
             if psutil.pid_exists(member.pid):
                 member.kill()
         process.wait()
+
+
+def default_sighup():
+    """Handle SIGHUP as in a terminal: under nohup it is ignored, and `qsft train` then leaves it ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def free_port():

@@ -252,8 +252,11 @@ def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, 
 
 @pytest.mark.slow  # the test above proves the same with an error that is raised by hand
 def test_a_real_shortage_of_memory_halves_the_batch_too(build, documents, tiny_model, fork, tmp_path, capfd):
-    """The child may map 300 MB more; the logits of its first batch take about 480, those of half of it fit."""
-    data, model = documents(600, longest=24), tiny_model(vocab_size=20_000)
+    """The child may map 300 MB more; one tensor of the first batch's MLP takes about 900.
+
+    Memory that earlier tests of this process freed counts as mapped and may be used again, but it is not as much.
+    """
+    data, model = documents(600, longest=24), tiny_model(intermediate_size=16_384)
 
     def capture():
         gc.collect()  # what tests before left for the collector would be room that the limit does not know
@@ -262,7 +265,7 @@ def test_a_real_shortage_of_memory_halves_the_batch_too(build, documents, tiny_m
         build(data, "halved", teacher=model, batch_tokens=1 << 20)
 
     assert os.waitpid(fork(capture), 0)[1] == 0, capfd.readouterr().err
-    assert re.search(r"ran out of memory with \d+ documents.*in [24] parts from now on", capfd.readouterr().err)
+    assert re.search(r"ran out of memory with \d+ documents.*in \d+ parts from now on", capfd.readouterr().err)
     halved, whole = TeacherCache(tmp_path / "halved"), build(data, "whole", teacher=model, batch_tokens=1 << 20)
     assert halved.missing(data) == []
     for document in data[:50]:

@@ -61,12 +61,11 @@ CAMPAIGNS := tests/train/test_kills.py tests/train/test_full_disk.py tests/teach
   tests/experiments/test_sweep_kills.py tests/curate/test_command.py::test_killed_again_and_again_it_equals_an_uninterrupted_run \
   tests/distributed/test_signals.py tests/distributed/test_kills.py
 
-# The slow tests that .ci/run includes. `make test-slow` runs all of them, and `make campaign` the campaigns at length.
-SLOW_IN_CI := tests/distributed/test_backends.py tests/losses tests/targets tests/explore tests/contract/test_site.py \
-  tests/test_benchmarks.py
+# The slow tests that .ci/run leaves out: kills and signals at random times, which need minutes each.
+NOT_IN_CI := tests/distributed/test_kills.py tests/distributed/test_signals.py tests/experiments/test_sweep_kills.py
 
-test-slow-ci: $(VENV)/.installed-test  ## the slow tests of backends, losses, targets and pages
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=25 $(SLOW_IN_CI) $(ARGS)
+test-slow-ci: $(VENV)/.installed-test  ## the slow tests without those that kill at random times
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal --durations=25 $(addprefix --ignore=,$(NOT_IN_CI)) $(ARGS)
 
 campaign: $(VENV)/.installed-test  ## kills, signals, damages and hostile inputs for hours, with their counts printed
 	QSFT_CAMPAIGN=1 $(BIN)/python -m pytest -m "slow or not slow" $(CAMPAIGNS) $(ARGS)

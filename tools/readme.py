@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import fmean
 
 REPO = Path(__file__).resolve().parent.parent
 README = REPO / "README.md"
@@ -78,6 +79,29 @@ def tiles() -> str:
     return "\n".join(lines)
 
 
+DEMO_TITLES = {
+    "SFT": "`sft`",
+    "DFT": "`dft`",
+    "KD 0.8": "`kd_hybrid`",
+    "KD 1.0": "`kd`",
+    "Target-SFT": "`target_sft`",
+    "KD sharpened": "`kd`, temperature 0.5",
+    "Beyond log": "`beyond_log`",
+}
+
+
+def demo() -> str:
+    """The table of the demo's accuracy over several seeds, from the figures that are stored with the demo."""
+    from qsft.demo.findings import committed_seeds
+
+    seeds = committed_seeds()
+    averages = seeds["averages"]
+    errors = seeds["standard_errors"]
+    cells = [f"{fmean(averages[label]):.1f} ± {errors[label]:.1f}" for label in DEMO_TITLES]
+    rows = [f"| {' | '.join(row)} |" for row in (DEMO_TITLES.values(), cells)]
+    return "\n".join([rows[0], "|---" * len(cells) + "|", rows[1]])
+
+
 def results(name: str) -> dict:
     """What a benchmark wrote into its committed file."""
     return json.loads((REPO / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
@@ -87,7 +111,7 @@ def results(name: str) -> dict:
 GENERATED = {
     README: {"targets": targets},
     REPO / "docs" / "cache.md": {"sizes": sizes},
-    REPO / "docs" / "benchmarks.md": {"peers": peers, "tiles": tiles},
+    REPO / "docs" / "benchmarks.md": {"peers": peers, "tiles": tiles, "demo": demo},
 }
 
 

@@ -42,7 +42,10 @@ def ranking(results: Results) -> str:
 
 
 def committed_seeds() -> dict[str, Any]:
-    """Return `seeds` and `averages` (by label) of the run behind the README's figures; `command` repeats it."""
+    """Return `seeds`, `averages` and `standard_errors` (by label) of the run that the guide shows.
+
+    `command` repeats it.
+    """
     found: dict[str, Any] = json.loads(static("qsft.demo", "seeds.json"))
     return found
 

@@ -73,7 +73,7 @@ def page(
         blobs["data"] = packed(
             show_invisible(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
         )
-    roles = json.dumps({",".join(map(str, bytes.fromhex(color[1:]))): role for color, role in ROLES.items()})
+    roles = json.dumps({",".join(map(str, _red_green_blue(color))): role for color, role in ROLES.items()})
     shell = static("qsft", "shell.js").replace("/* roles */ {}", roles)
     return static("qsft", "shell.html").format(
         title=escape(title),
@@ -183,8 +183,13 @@ def static(package: str, name: str) -> str:
 
 def faint(color: str) -> str:
     """Return a color of COLORS as a transparent one, for bands and areas."""
-    red, green, blue = bytes.fromhex(color[1:])
+    red, green, blue = _red_green_blue(color)
     return f"rgba({red}, {green}, {blue}, 0.18)"
+
+
+def _red_green_blue(color: str) -> bytes:
+    """The three numbers of a color such as #0072B2."""
+    return bytes.fromhex(color.removeprefix("#"))
 
 
 @cache

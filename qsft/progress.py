@@ -35,7 +35,8 @@ class Progress:
         self._resumed = done
         self._show = show
         self._console = console or Console(stderr=True)
-        self._start = self._last_line = time.monotonic()
+        self._start = time.monotonic()
+        self._last_line = self._start
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         # With FORCE_COLOR, which a notebook's kernel sets, rich treats any file as a terminal.
         terminal = self._console.is_terminal and ("FORCE_COLOR" not in os.environ or self._console.file.isatty())
@@ -71,6 +72,7 @@ class Progress:
         return time.monotonic() - self._start
 
     def line(self) -> str:
+        """Return the work, how much of it is done, the text of the last `advance`, and the time left if it is known."""
         parts = [f"{self.what}: {self.done:,}/{self.total:,} {self.unit}", self.text]
         completed_now = self.done - self._resumed
         if completed_now and self.done < self.total:

@@ -68,11 +68,11 @@ def _list_files(directory: Path, seal_name: str, digests: bool) -> dict[str, dic
         for file in sorted(directory.rglob("*"))
         if file.is_file() and file != directory / seal_name and not file.name.endswith(TEMPORARY)
     ]
-    found: list[str | None] = [None] * len(files)
+    file_digests: list[str | None] = [None] * len(files)
     if digests:
         with ThreadPoolExecutor(HASHING_THREADS) as pool:
-            found = list(pool.map(file_digest, files))
+            file_digests = list(pool.map(file_digest, files))
     return {
         file.relative_to(directory).as_posix(): {"bytes": file.stat().st_size, "digest": digest}
-        for file, digest in zip(files, found, strict=True)
+        for file, digest in zip(files, file_digests, strict=True)
     }

@@ -57,6 +57,7 @@ CONVERSATIONS = [name for name, preset in PRESETS.items() if preset.chat]  # wha
 
 
 def find_preset(name: str) -> Preset:
+    """Return the prompt format of that name; ValueError suggests a similar one."""
     if name not in PRESETS:
         raise ValueError(f"unknown prompt {name!r}.{did_you_mean(name, PRESETS)} Known: {', '.join(PRESETS)}.")
     return PRESETS[name]

@@ -18,6 +18,7 @@ Reader = Callable[[Row, str], Demonstration | None]
 
 
 def key(default: Any, text: str, **more: Any) -> Any:
+    """Return the dataclass field of a key with its help text, and further metadata such as `choices`."""
     return field(default=default, metadata={"help": text, **more})
 
 
@@ -140,7 +141,10 @@ def find_source(where: DataSettings) -> Source | None:
     if (question is None) != (response is None):
         raise ValueError("question_column and response_column are given together; one of them is missing.")
     if question is not None and response is not None:
-        read: Reader = lambda row, _: (field_of(row, question), field_of(row, response))  # noqa: E731
+
+        def read(row: Row, _: str) -> Demonstration:
+            return field_of(row, question), field_of(row, response)
+
         base = SOURCES.get(where.dataset_name or "", PAIRS)
         return replace(base, columns={"full": (question, response)}, read=read)
     if where.dataset_name in SOURCES:

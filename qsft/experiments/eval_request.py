@@ -137,5 +137,5 @@ def _resolve(
 
 
 def _task_kinds(tasks: str) -> set[bool]:
-    """Whether tasks are multiple choice, for every kind among them."""
+    """The kinds among some tasks: True for multiple choice, False for mathematics."""
     return {task.multiple_choice for task in find_tasks(tasks)}

@@ -92,7 +92,8 @@ def fsdp2(model: StepTrace, gpus: int, mixed: torch.dtype | None) -> Memory:
 
     def shard(p: Tensor) -> int:
         rows = p.shape[0] if p.shape else 1
-        return _ceil(rows, gpus) * (p.numel() // rows) * (FLOAT if mixed and p.requires_grad else p.itemsize)
+        width = FLOAT if mixed and p.requires_grad else p.itemsize
+        return _ceil(rows, gpus) * (p.numel() // rows) * width
 
     trained = sum(map(shard, model.trained))
     return Memory(
@@ -153,7 +154,8 @@ class Allocations(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
-        self.live = self.peak = 0
+        self.live = 0
+        self.peak = 0
         self._bytes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -221,8 +223,8 @@ def _trace(config: PretrainedConfig, step: StepShape, adapter: PeftConfig | None
             _enable_checkpointing(causal)
             if adapter is not None:
                 causal.enable_input_require_grads()
-        activations, hidden = _peak(model, lambda: backbone(causal, step))
-        full_logits, _ = _peak(model, lambda: plain_head(causal, hidden))
+        activations, hidden = _peak(model, lambda: run_backbone(causal, step))
+        full_logits, _ = _peak(model, lambda: run_plain_head(causal, hidden))
     return activations, full_logits
 
 
@@ -239,7 +241,8 @@ def _enable_checkpointing(causal: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def backbone(causal: Any, step: StepShape) -> Tensor:
+def run_backbone(causal: Any, step: StepShape) -> Tensor:
+    """Run the forward and backward of the backbone, and return its last hidden states."""
     ids = torch.zeros(step.batch, step.length, dtype=torch.long)
     with nullcontext() if step.autocast is None else torch.autocast("cpu", step.autocast):
         hidden: Tensor = causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -247,8 +250,8 @@ def backbone(causal: Any, step: StepShape) -> Tensor:
     return hidden
 
 
-def plain_head(causal: Any, hidden: Tensor) -> Tensor:
-    """Cross-entropy over the logits of every position, as a model computes it by itself, and its backward."""
+def run_plain_head(causal: Any, hidden: Tensor) -> Tensor:
+    """Run the cross-entropy over the logits of every position, as a model computes it by itself, and its backward."""
     hidden = hidden.detach().requires_grad_()
     logits = causal.get_output_embeddings()(hidden).float()
     labels = torch.zeros(hidden.shape[:-1], dtype=torch.long)
@@ -261,8 +264,9 @@ def _peak(model: nn.Module, run: Callable[[], Tensor]) -> tuple[int, Tensor]:
     for parameter in model.parameters():
         if parameter.requires_grad:  # from the second micro-batch on gradients exist and are added to
             parameter.grad = torch.zeros_like(parameter)
-    known = [t for p in model.parameters() for t in (p, p.grad) if t is not None] + list(model.buffers())
-    with Allocations(known) as allocations:
+    parameters = list(model.parameters())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    with Allocations([*parameters, *gradients, *model.buffers()]) as allocations:
         result = run()
     return allocations.peak, result
 
@@ -323,7 +327,8 @@ def head_bytes(
     blocks = 0
     if not kernels:
         rows = min(chunk, rows_per_block(vocabulary, torch.float32, device))
-        blocks = (1 if tile == torch.float32 else 2) * rows * vocabulary * FLOAT  # p, and logits in float32
+        float32_blocks = 1 if tile == torch.float32 else 2  # p, and the logits unless their tile is float32
+        blocks = float32_blocks * rows * vocabulary * FLOAT
     grad_hidden = tokens * hidden * tile.itemsize
     grad_weight = 0
     cast_weight_gradient = 0

@@ -115,7 +115,10 @@ def check_teacher_given(job: Job) -> None:
 
 
 def teacher_cache_path(job: Job, tokenizer: PreTrainedTokenizerBase | None) -> Path | None:
-    """Return where the cache is or will be; None without one, or where a model that makes its name does not exist."""
+    """Return where the cache is or will be.
+
+    None where the target reads no cache, and where its name depends on a model that a function has not made yet.
+    """
     resolved = resolve_job_teacher(job)
     if not isinstance(resolved, CachedTeacher):
         return None

@@ -24,7 +24,8 @@ from qsft.targets.registry import DEFAULT_TARGET, TARGETS
 from qsft.validation import did_you_mean
 
 LAUNCH_KEY = 'if __name__ == "__main__"'  # how YAML reads a recipe's last line, which is Python's
-TEACHER_KEYS = ("teacher", "teacher_model_name_or_path")
+# Two ways to name a teacher: the first of a pair, given as an option, replaces the second.
+TEACHER_KEYS = (("teacher", "teacher_model_name_or_path"), ("teacher_model_name_or_path", "teacher"))
 MAX_VALUES = 10_000  # of a file with its aliases written out
 # What users of other libraries try, and difflib does not find.
 OTHER_NAMES = {
@@ -126,7 +127,7 @@ def _drop_values_of_replaced(values: dict[str, Any], given: Mapping[str, Any]) -
             for name in dependent:
                 if name in values:
                     dropped[name] = values.pop(name)
-    for key, other in (TEACHER_KEYS, TEACHER_KEYS[::-1]):  # two ways to name a teacher
+    for key, other in TEACHER_KEYS:
         if key in given and other not in given and other in values:
             dropped[other] = values.pop(other)
     return dropped

@@ -23,7 +23,7 @@ import yaml
 
 from qsft.processes import child_environment, launched
 from qsft.recipe import packaged_directory
-from qsft.recipe.stopping import STOP_SIGNALS, handled
+from qsft.recipe.stopping import STOP_SIGNALS, signals_handled
 from qsft.redaction import redact_words
 from qsft.validation import did_you_mean
 
@@ -107,17 +107,17 @@ def run_child(
     # has installed its handlers waits for them.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS if is_launcher else ())
     child = subprocess.Popen(command, env=environment or child_environment(), process_group=0)
-    signals = PassedOn(child.pid, is_launcher)
-    with handled(signals.receive, *numbers):
+    signals = ForwardedSignals(child.pid, is_launcher)
+    with signals_handled(signals.receive, *numbers):
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         while child.poll() is None:
             time.sleep(POLL_SECONDS)
-            signals.pass_on()  # also to processes that the launcher has started since
+            signals.forward()  # also to processes that the launcher has started since
     code = child.returncode
     return (code if code >= 0 else 128 - code), bool(signals.received)
 
 
-class PassedOn:
+class ForwardedSignals:
     """The signals that this process received, each sent once to a child or to every child of a launcher."""
 
     def __init__(self, child: int, is_launcher: bool) -> None:
@@ -134,7 +134,7 @@ class PassedOn:
             print("\nqsft: stopping; a second Ctrl-C stops at once.", file=sys.stderr, flush=True)
         self.received.append(number)
 
-    def pass_on(self) -> None:
+    def forward(self) -> None:
         numbers = [number for number in self.received if number != signal.SIGHUP]
         if not numbers:
             return

@@ -118,7 +118,7 @@ def check_output_dir(recipe: Recipe) -> None:
     """
     output_dir = recipe.output_dir
     overwrite = recipe.settings.overwrite
-    check_not_around_us(output_dir, overwrite=overwrite)
+    check_not_above_current_directory(output_dir, overwrite=overwrite)
     requested = recipe.values.get("resume_from_checkpoint")
     if overwrite and requested is not None:
         raise ValueError("--overwrite starts anew and --resume_from_checkpoint continues: leave one of them out.")
@@ -130,7 +130,7 @@ def check_output_dir(recipe: Recipe) -> None:
         raise ValueError(problem)
 
 
-def check_not_around_us(output_dir: str, *, overwrite: bool) -> None:
+def check_not_above_current_directory(output_dir: str, *, overwrite: bool) -> None:
     """Raise ValueError for an output directory that holds the current directory and with it files of other purposes."""
     resolved = Path(os.path.realpath(output_dir))  # Path.resolve raises RuntimeError for a loop of symbolic links
     here = Path.cwd().resolve()

@@ -21,7 +21,7 @@ class StoppedEarlyError(BaseException):
 
 
 class StopRequest:
-    """What a signal asks for: while the run is prepared to end it at once, afterwards to end it after a step."""
+    """Whether a signal requested a stop: at once while the run is prepared, at the end of a step once it trains."""
 
     def __init__(self) -> None:
         self.requested = False  # this process received a signal
@@ -47,7 +47,7 @@ def run_until_stopped(work: Callable[[StopRequest], T]) -> T | None:
     """Return what `work(stop)` returns, or None after a message when a signal stopped it before its first step."""
     stop = StopRequest()
     try:
-        with handled(stop.receive, *STOP_SIGNALS):
+        with signals_handled(stop.receive, *STOP_SIGNALS):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a launcher may start with them blocked
             return work(stop)
     except (StoppedEarlyError, Exception):
@@ -60,7 +60,7 @@ def run_until_stopped(work: Callable[[StopRequest], T]) -> T | None:
 
 
 @contextmanager
-def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+def signals_handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
     """Inside, the signals are handled by `handler`; afterwards by what handled them before."""
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:

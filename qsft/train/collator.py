@@ -108,7 +108,10 @@ class TeacherCollator:
         return dict(zip(TEACHER_INPUTS, inputs, strict=True))
 
     def _look_up(self, cache: TeacherCache, input_ids: Tensor, labels: Tensor) -> TopKArrays | None:
-        """The teacher's log-probs of one document; None where it has no labels, or is missing and may be."""
+        """The teacher's log-probs of one document.
+
+        None for a document without labels, and for a missing one with missing="student".
+        """
         key = document_key(input_ids, labels)
         if key in cache:
             return cache.lookup_arrays(key)

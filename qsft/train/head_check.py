@@ -21,9 +21,13 @@ HALF_PRECISION = 3e-2  # bf16 keeps 8 bits
 
 @torch.no_grad()
 def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
-    """Raise unless the head's loss on the first tokens of the batch equals that of the model's own logits.
+    """Check that the head's loss on the first tokens of the batch equals that of the model's own logits.
 
     Runs through the wrapped model, so it holds under DDP, FSDP and ZeRO; every process takes part.
+
+    Raises:
+        ValueError: the model's own logits are not finite.
+        RuntimeError: the losses differ by more than rounding.
     """
     few = {name: inputs[name][:1, :CHECKED_TOKENS] for name in MODEL_INPUTS if name in inputs}
     sft = make_target("sft")
@@ -32,7 +36,9 @@ def check_head(model: nn.Module, inputs: dict[str, Any]) -> None:
     # Dropout would differ between the two, and move the random state of the run.
     with evaluating(model), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        logits = model(**few, use_cache=False).logits[0, -labels.shape[1] : -1]  # virtual tokens lead
+        logits = model(**few, use_cache=False).logits[
+            0, -labels.shape[1] : -1
+        ]  # after the virtual tokens of prompt learning
         torch.manual_seed(0)
         ours = float(model(**few, labels=labels, target=sft, use_cache=False).loss)
     expected = float(target_loss(logits.float(), labels[0, 1:], sft))

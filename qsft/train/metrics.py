@@ -3,6 +3,7 @@
 Sums, not means of means: a metric is exact whatever the batch sizes, accumulation and number of processes.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -72,7 +73,7 @@ def check_finite(sums: Mapping[str, float], step: int) -> None:
     """
     if not sums.get(NONFINITE):
         return
-    if _is_finite(sums["nll"]):
+    if math.isfinite(sums["nll"]):
         culprit = "the target's distribution (the student's own log-probs are finite: check the teacher)"
     else:
         culprit = "the student's log-probs (check the learning rate, the precision and the initial weights)"
@@ -82,10 +83,6 @@ def check_finite(sums: Mapping[str, float], step: int) -> None:
         "checkpoint; resume from the last one with other settings, or set stop_on_nonfinite_loss=False to go on as "
         "plain Trainer does."
     )
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) < float("inf")  # false for NaN too
 
 
 def compute_metrics(sums: Mapping[str, float]) -> dict[str, float]:

@@ -8,7 +8,7 @@ compared. A plain object: the trainer calls it, it knows no trainer.
 import json
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +45,24 @@ MAY_BE_UNKNOWN = ("data", "base_weights")
 
 @dataclass
 class RunRecord:
-    """What run.json holds: the run's id, where it started, and its settings."""
+    """What run.json holds: the run's id, where it started, and its settings.
+
+    Args:
+        id: of the run.
+        parent: the run and checkpoint that it continues; None unless they are another run's.
+        name: of the target in the registry; None for the user's own target.
+        trajectory: the settings that must be equal on resume (`describe_trajectory`).
+        recorded: the settings that may change (`describe_recorded`).
+    """
 
     id: str
-    parent: dict[str, Any] | None  # the run and checkpoint it continues, when that is another run's
-    name: str | None  # of the target in the registry; None for the user's own target
+    parent: dict[str, Any] | None
+    name: str | None
     trajectory: dict[str, Any]
     recorded: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "parent": self.parent,
-            "name": self.name,
-            "trajectory": self.trajectory,
-            "recorded": self.recorded,
-        }
+        return asdict(self)
 
     def save(self, output_dir: Path) -> None:
         write_json(output_dir / RUN_RECORD, self.to_json())

@@ -366,7 +366,7 @@ class TargetSFTTrainer(SFTTrainer):
         return super().get_test_dataloader(test_dataset)
 
     def _prepare_for_evaluation(self, dataset: Any) -> None:
-        """Get ready for data passed to evaluate() or predict()."""
+        """Reset the sums of evaluation, and make the teacher available for the data set to evaluate or predict."""
         self.metric_sums["eval"].reset()  # predict() adds to them and never logs
         if isinstance(dataset, str):
             validate.check_evaluation_name(dataset, self.eval_dataset)

@@ -13,11 +13,11 @@ from qsft.recipe.memory import (
     STRATEGIES,
     Memory,
     StepShape,
-    backbone,
     ddp,
     fsdp2,
     head_bytes,
-    plain_head,
+    run_backbone,
+    run_plain_head,
     trace_step,
     zero2,
     zero3,
@@ -189,9 +189,9 @@ def test_activations_are_within_a_fifth_of_the_profilers_peak(config, checkpoint
         model.gradient_checkpointing_enable({"use_reentrant": False})
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    hidden = backbone(model, step)  # once unmeasured: buffers that stay are not activations
-    assert planned.activations == pytest.approx(profiled_peak(lambda: backbone(model, step)), rel=0.2)
-    assert planned.full_logits == pytest.approx(profiled_peak(lambda: plain_head(model, hidden)), rel=0.2)
+    hidden = run_backbone(model, step)  # once unmeasured: buffers that stay are not activations
+    assert planned.activations == pytest.approx(profiled_peak(lambda: run_backbone(model, step)), rel=0.2)
+    assert planned.full_logits == pytest.approx(profiled_peak(lambda: run_plain_head(model, hidden)), rel=0.2)
 
 
 @pytest.mark.parametrize("adapter", [None, LoraConfig(r=2, target_modules=["q_proj"])], ids=["full", "lora"])

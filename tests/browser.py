@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -19,8 +19,6 @@ FLAGS = (
     "--window-size=1280,1000",
 )
 READY = "return document.documentElement.dataset.ready === 'true'"
-
-
 INVISIBLE = "\u202e\u2066\u2067\u2069\u200b\u200d\u2060\ufeff\u00ad\u061c"  # overrides, isolates, zero width
 
 
@@ -46,7 +44,7 @@ class Browser:
         return self
 
     def errors(self):
-        """What the console complained about since the last call."""
+        """The warnings and errors of the console since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
     def js(self, script, *arguments):
@@ -118,7 +116,7 @@ def chromium():
 
 @pytest.fixture
 def browser(chromium):
-    """The browser; a test fails when the console complained during it."""
+    """The browser; a test fails when the console shows a warning or an error during it."""
     chromium.errors()
     yield chromium
     assert chromium.errors() == []

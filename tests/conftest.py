@@ -130,7 +130,8 @@ def tiny_files(tmp_path_factory, tiny_tokenizer):
         tiny.save(folder / name, tiny.make_model(seed, "llama", vocab_size=rows, hidden_size=32), tiny_tokenizer)
     rows = []
     for i in range(70):
-        question, answer = f"w{i} + w{i + 1} = ?", " ".join(f"w{j}" for j in range(i % 9 + 1))
+        question = f"w{i} + w{i + 1} = ?"
+        answer = " ".join(f"w{j}" for j in range(i % 9 + 1))
         rows.append(
             {
                 "extra_info": {"question": question, "answer": answer},
@@ -172,7 +173,8 @@ def profiled_peak():
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
             run()
         events = [event for event in prof.profiler.kineto_results.events() if event.name() == "[memory]"]
-        live = peak = 0
+        live = 0
+        peak = 0
         for event in sorted(events, key=lambda event: event.start_ns()):
             live += event.nbytes()
             peak = max(peak, live)

@@ -1,4 +1,4 @@
-"""Whole files or none, and JSON errors that name file and line."""
+"""Files are complete or not there, and JSON errors name file and line."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line, why):
         read_json(path, "Restore it.")
 
 
-def test_a_torn_line_is_cut_and_the_rest_kept(tmp_path):
+def test_an_incomplete_line_is_removed_and_the_rest_kept(tmp_path):
     path = tmp_path / "a.jsonl"
     write_lines(path, [{"a": 1}])
     with path.open("ab", buffering=0) as file:
@@ -75,7 +75,9 @@ def test_a_torn_line_is_cut_and_the_rest_kept(tmp_path):
 
 
 def test_only_our_own_old_leftovers_go(tmp_path):
-    old, fresh, foreign = temporary_name(tmp_path / "a"), temporary_name(tmp_path / "a"), tmp_path / "thesis.tmp"
+    old = temporary_name(tmp_path / "a")
+    fresh = temporary_name(tmp_path / "a")
+    foreign = tmp_path / "thesis.tmp"
     for path in (old, fresh, foreign):
         path.touch()
     for path in (old, foreign):
@@ -85,7 +87,8 @@ def test_only_our_own_old_leftovers_go(tmp_path):
 
 
 def test_a_temporary_file_that_was_cleaned_away_is_written_again(tmp_path, monkeypatch):
-    replace, lost = os.replace, []
+    replace = os.replace
+    lost = []
 
     def lose_the_first(source, target):
         if not lost:

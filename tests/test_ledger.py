@@ -44,7 +44,7 @@ def test_what_is_missing_is_named(tmp_path):
         ledger.settle("s", KEYS)
 
 
-def test_a_torn_line_is_computed_again(tmp_path):
+def test_an_incomplete_line_is_computed_again(tmp_path):
     ledger = Ledger(tmp_path, group())
     list(ledger.append("s", made(KEYS)))
     text = (tmp_path / "s.jsonl").read_text()

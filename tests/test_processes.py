@@ -1,4 +1,4 @@
-"""A process of several leaves with its own code, after what was registered for exit, and without finalisation."""
+"""A process of several leaves with its own code, after what was registered for exit, and without finalization."""
 
 import os
 import subprocess
@@ -10,19 +10,19 @@ SCRIPT = """
 import atexit, sys
 from qsft.processes import exit_process
 
-class Finalised:
+class Finalized:
     def __del__(self):
-        print("finalised")
+        print("finalized")
 
-kept = sys.modules["kept"] = Finalised()
+sys.modules["kept"] = Finalized()
 atexit.register(print, "at exit")
 print("out", end="")
 exit_process(3)
 """
 
 
-@pytest.mark.parametrize(("processes", "printed"), [("1", "outat exit\nfinalised\n"), ("2", "outat exit\n")])
-def test_leave(processes, printed):
+@pytest.mark.parametrize(("processes", "printed"), [("1", "outat exit\nfinalized\n"), ("2", "outat exit\n")])
+def test_only_a_single_process_is_finalized(processes, printed):
     environment = {**os.environ, "WORLD_SIZE": processes}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
     assert done.returncode == 3

@@ -10,7 +10,8 @@ from qsft.progress import Progress, clock
 
 
 def test_plain_lines_and_a_last_one(monkeypatch):
-    now, out = [0.0], io.StringIO()
+    now = [0.0]
+    out = io.StringIO()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with Progress("t", 40, "samples", done=20, console=Console(file=out)) as shown:
         for _ in range(4):
@@ -25,7 +26,8 @@ def test_plain_lines_and_a_last_one(monkeypatch):
 
 def test_a_bar_on_a_terminal_and_silence_on_request(monkeypatch):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    terminal, silent = io.StringIO(), io.StringIO()
+    terminal = io.StringIO()
+    silent = io.StringIO()
     with Progress("t", 2, "steps", console=Console(file=terminal, force_terminal=True)) as shown:
         shown.advance(2)
     with Progress("t", 2, "steps", show=False, console=Console(file=silent)) as shown:

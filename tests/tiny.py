@@ -9,7 +9,7 @@ from pathlib import Path
 SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>")
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 EVIL = ("<script>window.hacked=1</script>", "<img/src=x/onerror=window.hacked=1>", "</script>")
-SAID = ("first", "swap", "gives", "so", "tip", "again", *(f"\\boxed{{{i}}}" for i in range(19)))
+ANSWER_WORDS = ("first", "swap", "gives", "so", "tip", "again", *(f"\\boxed{{{i}}}" for i in range(19)))
 VOCAB_SIZE = 320
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|> ' }}"
@@ -21,8 +21,8 @@ CHAT_TEMPLATE = (
 
 
 def vocabulary(size=VOCAB_SIZE):
-    """Special and role tokens, single digits and signs, HTML that means harm, words of a solution, then w0, w1, ..."""
-    words = [*SPECIAL, *ROLES, *"0123456789", *"+-*/=().,:?!", *EVIL, *SAID]
+    """Special and role tokens, single digits and signs, hostile HTML, words of a solution, then w0, w1, ..."""
+    words = [*SPECIAL, *ROLES, *"0123456789", *"+-*/=().,:?!", *EVIL, *ANSWER_WORDS]
     return words + [f"w{i}" for i in range(size - len(words))]
 
 

@@ -293,7 +293,7 @@ def test_two_runs_do_not_train_in_one_directory_at_once(words, name, tiny_run, h
 
 
 @pytest.mark.parametrize("words", [["--output_dir", "../.."], ["--output_dir", "..", "--overwrite"]])
-def test_an_output_directory_around_the_current_one_is_refused_and_nothing_in_it_changes(
+def test_an_output_directory_above_the_current_one_is_an_error_and_nothing_in_it_changes(
     words, tiny_run, tmp_path, monkeypatch, capsys
 ):
     here = tmp_path / "home" / "project" / "src"

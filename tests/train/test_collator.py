@@ -23,7 +23,8 @@ def rows(data):
 
 @pytest.fixture(scope="module")
 def cache(rows, tiny_tokenizer, tmp_path_factory):
-    path, teacher = tmp_path_factory.mktemp("collator") / "cache", make_model(seed=5)
+    path = tmp_path_factory.mktemp("collator") / "cache"
+    teacher = make_model(seed=5)
     return build_cache(Dataset.from_list(rows), teacher, path, tokenizer=tiny_tokenizer, top_k=8, progress=False)
 
 
@@ -92,7 +93,7 @@ def test_streamed_examples_get_their_log_probs(rows, cache):
 
 
 @pytest.mark.parametrize("padding_free", [False, True])
-def test_columns_are_laid_out_like_the_tokens(padding_free):
+def test_columns_are_aligned_with_the_tokens(padding_free):
     rows = [
         {"input_ids": [5, 6, 7], "labels": [5, 6, 7], "critical": [0, 1, 0], "w": 2.0},
         {"input_ids": [8, 9], "labels": [8, 9], "critical": [1, 1], "w": 0.5},

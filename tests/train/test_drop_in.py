@@ -74,7 +74,8 @@ def test_arguments_by_position_as_in_trl(tiny_model, tiny_tokenizer, data, tmp_p
 
 def test_every_argument_of_trls_trainer(student, data, tiny_tokenizer, config, logged):
     """One that TRL adds fails here until it was tried."""
-    seen, on_ctrl_c = [], signal.getsignal(signal.SIGINT)
+    seen = []
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
 
     class Watch(TrainerCallback):
         def on_log(self, args, state, control, logs, **kwargs):
@@ -99,7 +100,7 @@ def test_every_argument_of_trls_trainer(student, data, tiny_tokenizer, config, l
         "peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
         "formatting_func": lambda row: row["words"] + " w1",
     }
-    elsewhere = {"self", "compute_loss_func", "optimizers", "quantization_config"}  # refused; below; needs a GPU
+    elsewhere = {"self", "compute_loss_func", "optimizers", "quantization_config"}  # an error; below; needs a GPU
     assert given.keys() | elsewhere == set(inspect.signature(SFTTrainer.__init__).parameters)
     made = TargetSFTTrainer(**given)
     made.train()
@@ -204,7 +205,8 @@ def test_every_setting_of_trls_config(config, student, data, tmp_path, logged, t
     elsewhere = {"learning_rate", "loss_type", "router_aux_loss_coef"}  # test_same_as_trl.py
     elsewhere |= {"activation_offloading"}  # needs a GPU
     assert elsewhere.union(*SETTINGS.values()) >= set(SFTConfig.__annotations__)
-    rows, settings = getattr(data, form)(8), dict(SETTINGS[form])
+    rows = getattr(data, form)(8)
+    settings = dict(SETTINGS[form])
     rows = rows.rename_column("text", "words") if form == "text" else rows
     if form == "chat":
         (tmp_path / "template.jinja").write_text(tiny.CHAT_TEMPLATE)
@@ -221,7 +223,7 @@ def test_every_setting_of_trls_config(config, student, data, tmp_path, logged, t
 
 
 def test_a_chat_template_that_brings_tokens_along(trainer, data, tmp_path, tiny_model):
-    """TRL adds them to tokenizer and model; a teacher without them is refused where a document uses one."""
+    """TRL adds them to tokenizer and model; a teacher without them is an error where a document uses one."""
     other = tiny.make_tokenizer()
     other.add_tokens(["<extra>"])
     other.save_pretrained(tmp_path / "other")
@@ -325,7 +327,7 @@ def test_a_penalty_on_the_models_own_loss_raises_an_error(trainer, data, tiny_mo
 # ---- logs ----
 
 
-def test_the_final_log_carries_what_was_not_logged_and_nothing_leaks(trainer, data):
+def test_the_final_log_has_what_was_not_logged_yet_and_the_sums_are_reset(trainer, data):
     made = trainer(data.completion(), max_steps=3, logging_steps=2)
     made.train()
     first, last = (entry for entry in made.state.log_history if "gamma" in entry)
@@ -377,7 +379,8 @@ def test_an_upload_skips_underscores_and_a_checkpoint_is_uploaded_when_complete(
     monkeypatch.setattr(HfApi, "upload_folder", upload)
     made = trainer(data.tokens(), max_steps=1, save_strategy="steps", save_steps=1, hub_strategy="checkpoint")
     monkeypatch.setattr(made, "init_hf_repo", lambda token=None: None)
-    made.hub_model_id, made.push_in_progress = "someone/something", None
+    made.hub_model_id = "someone/something"
+    made.push_in_progress = None
     made.args.push_to_hub = True
     made.train()
     made.push_to_hub()

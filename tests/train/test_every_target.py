@@ -223,7 +223,8 @@ def test_psft_evaluates(trainer, data):
 
 def test_blocks_end_at_multiples_and_with_the_epoch():
     block = OldPolicy(2, lambda batch: torch.zeros(1))
-    first, second = iter([{"n": i} for i in range(6)]), iter([{"n": i} for i in range(10, 15)])
+    first = iter([{"n": i} for i in range(6)])
+    second = iter([{"n": i} for i in range(10, 15)])
 
     def served(source, count, step):
         return [batch["n"] for batch in block.batches_of_step(source, count, step)], len(block._scored)

@@ -33,7 +33,7 @@ MOMENTS = ("open", "model", "optimizer", "state", "seal", "sealed", "step")
 
 @pytest.fixture
 def attempt(trainer, data):
-    """attempt(kind, out, moment): train in a fork to the end, or until it kills itself; whether it ended."""
+    """attempt(kind, out, moment): train in a fork to the end, or until it kills itself; whether it reached the end."""
 
     def train(kind, out, moment):
         torch.set_num_threads(1)
@@ -44,7 +44,7 @@ def attempt(trainer, data):
         try:
             checkpoint = resolve_checkpoint(out, "last")
         except ValueError:
-            checkpoint = None  # killed before its first save was whole
+            checkpoint = None  # killed before its first checkpoint was complete
         made.train(resume_from_checkpoint=checkpoint)
         made.save_model(str(out / "final"))
 
@@ -70,7 +70,8 @@ def die_at(made, name, count):
         "step": (made, "training_step"),
     }
     owner, attribute = places[name]
-    original, calls = getattr(owner, attribute), []
+    original = getattr(owner, attribute)
+    calls = []
 
     def dies(*args, **kwargs):
         calls.append(1)
@@ -89,7 +90,8 @@ def final(out):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_runs_resume_bit_for_bit(attempt, tmp_path, kind, tell):
-    rng, kills = random.Random(kind), 0
+    rng = random.Random(kind)
+    kills = 0
     assert attempt(kind, tmp_path / "whole")
     expected = final(tmp_path / "whole")
     for number, name in enumerate(MOMENTS * rounds(short=1, long=4)):
@@ -107,7 +109,9 @@ def test_killed_runs_resume_bit_for_bit(attempt, tmp_path, kind, tell):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_to_any_file_of_a_checkpoint_is_found(attempt, tmp_path, kind, tell):
-    out, rng, harms = tmp_path / "run", random.Random(kind), 0
+    out = tmp_path / "run"
+    rng = random.Random(kind)
+    harms = 0
     assert attempt(kind, out)
     checkpoint = Path(resolve_checkpoint(out, "last"))
     assert Checkpoint(checkpoint).problems() == []

@@ -15,7 +15,8 @@ SETTINGS = {"profit": {"tau": 0.003}}  # the model is untrained: it finds nothin
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_log_shows_the_published_loss(trainer, data, tiny_model, logged, name):
-    student, teacher = tiny_model(), tiny_model(seed=5)
+    student = tiny_model()
+    teacher = tiny_model(seed=5)
     hparams = {**TARGETS[name].hyper_parameters, **SETTINGS.get(name, {})}
     rows = data.tokens(8)
     rows = rows.add_column("critical", [[place % 2 for place in range(len(ids))] for ids in rows["input_ids"]])

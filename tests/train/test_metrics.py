@@ -27,7 +27,8 @@ def test_quantiles_are_within_a_bin(samples, q):
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6))
 def test_sums_do_not_care_about_batches(sizes):
-    together, apart = MetricSums(), MetricSums()
+    together = MetricSums()
+    apart = MetricSums()
     vector = torch.arange(len(SUM_NAMES), dtype=torch.float32) + 1
     for size in sizes:
         apart.add(vector * size, size, LOSS)

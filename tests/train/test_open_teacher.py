@@ -32,14 +32,15 @@ def saved(tiny_model, tmp_path):
 def renamed(tiny_tokenizer, tmp_path):
     """A tokenizer with another token at id 300."""
     tiny_tokenizer.save_pretrained(tmp_path / "renamed")
-    file, word = tmp_path / "renamed" / "tokenizer.json", tiny_tokenizer.convert_ids_to_tokens(300)
+    file = tmp_path / "renamed" / "tokenizer.json"
+    word = tiny_tokenizer.convert_ids_to_tokens(300)
     file.write_text(file.read_text().replace(f'"{word}": 300', '"other": 300'))
     return type(tiny_tokenizer).from_pretrained(tmp_path / "renamed")
 
 
 @pytest.fixture
 def longer(tiny_tokenizer):
-    """A tokenizer with one added token that no head of 320 rows has a row for, as Gemma 3's."""
+    """A tokenizer with one added token that no head of 320 entries has an entry for, as Gemma 3's."""
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.add_tokens(["<image>"])
     return tokenizer
@@ -90,7 +91,8 @@ def test_dtype_of_the_init_kwargs_reaches_the_teacher(trainer, data, saved, tiny
 
 def test_dtype_of_the_init_kwargs_reaches_a_base_that_is_copied(config, data, saved, tiny_tokenizer):
     settings = {"target": "sft_kl", "teacher_live": True, "model_init_kwargs": {"dtype": "bfloat16"}}
-    rows, name = data.completion(), saved(tiny_tokenizer)
+    rows = data.completion()
+    name = saved(tiny_tokenizer)
     made = TargetSFTTrainer(name, config(**settings), teacher="base", train_dataset=rows)
     assert str(made.live_teacher.model.dtype) == "torch.bfloat16"
 

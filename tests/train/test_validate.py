@@ -107,7 +107,8 @@ def test_a_kernel_that_cannot_run_here_raises_an_error_before_any_work(trainer, 
 def test_the_head_kernel_of_the_config_is_the_one_that_runs(trainer, data, logged, monkeypatch):
     """On a CPU "auto" is torch; the tests' interpreter runs what "triton" names."""
     kernels = pytest.importorskip("qsft.losses.kernels")
-    launched, losses = [], {}
+    launched = []
+    losses = {}
     write = kernels.write_gradient
     monkeypatch.setattr(kernels, "write_gradient", lambda *given: launched.append(1) or write(*given))
     for kernel in ("auto", "torch", "triton"):

@@ -48,7 +48,7 @@ BUILD_OPTIONS: dict[str, dict[str, Any]] = {
     "top_k": {"type": int, "help": "number of tokens to store per label token (default 64)"},
     "cache_encoding": {
         "choices": ("exact", "compact"),
-        "help": "exact (277 bytes per label token at k = 64) or compact (227 bytes)",
+        "help": "exact (277 bytes per label token at k = 64 and 152k tokens) or compact (227 bytes)",
     },
     "top_p": {"type": float, "help": "keep only the most likely tokens that together have this share of the mass"},
     "min_k": {"type": int, "help": "minimum number of tokens to keep with top_p (default 1)"},

@@ -51,8 +51,8 @@ class RecipeSettings(DataSettings):
     global_batch_size: int | None = key(
         None,
         "Sequences per optimizer step over all processes. per_device_train_batch_size is reduced to the share of one "
-        "process if it is larger, and gradient_accumulation_steps is computed. The number of examples is rounded down "
-        "to a multiple of the global batch size.",
+        "process if it is larger, and gradient_accumulation_steps is computed. Without packing, the number of "
+        "examples is rounded down to a multiple of the global batch size.",
     )
     launch: str | None = key(
         None, "The launch configuration that the recipe is made for, such as fsdp2. A start on one GPU prints it."

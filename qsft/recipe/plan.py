@@ -1,6 +1,6 @@
 """The plan of a recipe from metadata alone: documents, cache, steps, memory per GPU by part and strategy.
 
-No weights are read, nothing is downloaded or tokenized beyond a few rows of a local file.
+No weights are read, and no data set is downloaded. Of a local data set at most SURVEYED_ROWS rows are tokenized.
 """
 
 import itertools

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import get_peft_config, get_quantization_config
 
 from qsft.data.load import TrainingData
@@ -35,22 +35,19 @@ class PreparedJob:
     tokenizer: PreTrainedTokenizerBase
     data: TrainingData
 
-    def trainer(self, train_dataset: Dataset | None = None, **kwargs: Any) -> TargetSFTTrainer:
-        """Return the trainer of all examples or of the given ones.
-
-        Making it builds or completes the teacher's cache, on all processes.
-        """
+    def trainer(self, callbacks: list[TrainerCallback] | None = None) -> TargetSFTTrainer:
+        """Return the trainer; making it builds or completes the teacher's cache, on all processes."""
         job = self.job
         return TargetSFTTrainer(
             model=job.student,
             args=job.args,
-            train_dataset=self.data.dataset if train_dataset is None else train_dataset,
+            train_dataset=self.data.dataset,
             eval_dataset=self._eval_dataset(),
             processing_class=self.tokenizer,
             teacher=job.settings.teacher,
             peft_config=get_peft_config(job.model),
             quantization_config=get_quantization_config(job.model),
-            **kwargs,
+            callbacks=callbacks,
         )
 
     def _eval_dataset(self) -> Dataset | None:

@@ -133,9 +133,7 @@ def _ready_for_capture(source: TeacherModel, student: Any) -> AbstractContextMan
     return nullcontext()
 
 
-def teacher_identity(
-    resolved: CachedTeacher | LiveModel | None, cache: TeacherCache | None, live: LiveTeacher | None
-) -> dict[str, Any] | None:
+def teacher_identity(resolved: CachedTeacher | LiveModel | None, cache: TeacherCache | None) -> dict[str, Any] | None:
     """The teacher as a run records it: what must be equal for a checkpoint to be continued."""
     if resolved is None:
         return None

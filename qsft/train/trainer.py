@@ -530,7 +530,7 @@ class TargetSFTTrainer(SFTTrainer):
             "name": self.target_name,
             "target": self.target.record(),
             "role": self.target.role,
-            "teacher": teacher_identity(self.resolved_teacher, self.cache, self.live_teacher),
+            "teacher": teacher_identity(self.resolved_teacher, self.cache),
         }
 
     def _load_beside_trainer(self, checkpoint: Path) -> None:

@@ -224,7 +224,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _json_object(content: bytes, where: str, remedy: str) -> dict[str, Any]:
-    """Return the JSON object of a content; ValueError says where it is not one, why, and the remedy."""
+    """Return the JSON object in some bytes; ValueError names the place, the problem and the remedy."""
     try:
         value = json.loads(content.decode())
         if isinstance(value, dict):

@@ -27,7 +27,7 @@ _NOT_COMPUTATION = (
     "_attn_implementation", "_attn_implementation_autoset", "bos_token_id", "eos_token_id", "pad_token_id",
     "task_specific_params",
 )  # fmt: skip
-# What adapter_config.json says beside what the adapter computes.
+# Entries of adapter_config.json that do not change what the adapter computes.
 ADAPTER_BOOKKEEPING = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version")
 
 
@@ -70,7 +70,7 @@ def weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str:
 
 
 def sampled_weights_digest(parameters: Iterable[tuple[str, "Tensor"]]) -> str | None:
-    """The digest of up to SAMPLED_VALUES values of each parameter; None where a process holds only a part of one.
+    """Return the digest of up to SAMPLED_VALUES values of each parameter; None if a process holds only a part of one.
 
     It tells two models apart in milliseconds per gigabyte: fine-tunes of one model differ in nearly every value.
     """

@@ -221,7 +221,7 @@ def _given_cache(args: argparse.Namespace, overrides: Sequence[str] = ()) -> "st
 
 
 def describe_cache(directory: "str | Path") -> str:
-    """What a cache holds, who made it, how large it is."""
+    """Return what a cache holds, who made it and how large it is, as lines of text."""
     from qsft.files import shown
     from qsft.teacher.cache import TeacherCache
 

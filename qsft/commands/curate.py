@@ -84,7 +84,7 @@ def _check_overrides(method: str, overrides: Sequence[str], parser: argparse.Arg
 
 
 def make_curation(method: str, options: argparse.Namespace) -> Any:
-    """The curation that the options of a method describe; an option that was not given has its default."""
+    """Return the curation that the options of a method describe; an option that was not given has its default."""
     from qsft.curate.registry import Options, describe_settings, find_method
     from qsft.recipe.curation import Curation
 
@@ -110,7 +110,7 @@ def describe_curation(manifest: Mapping[str, Any], output_dir: Path, start: str)
 
 
 def method_parser(name: str) -> argparse.ArgumentParser:
-    """The parser of one method's options: its settings, and how it is run."""
+    """Return the parser of one method's options: its settings, and how it is run."""
     from qsft.curate.registry import Options, describe_settings, find_method
 
     method = find_method(name)

@@ -127,7 +127,10 @@ def _tokenize_demonstrations(
     require_columns(rows, source.columns[response], f"data set {name!r}", remedy)
     check_choice("prompt", settings.prompt, tuple(CONVERSATIONS))
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no eos token to end a response with.")
+        raise ValueError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no eos token to end a response with. Set its eos_token and "
+            "save it with the model."
+        )
     documents = rows.map(
         _encode_batch,
         with_indices=True,

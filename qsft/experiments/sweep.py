@@ -141,7 +141,7 @@ class Sweep:
         return split_words(self.overrides, ("accelerate_config", *LAUNCHER_OPTIONS))[1]
 
     def recipe_of(self, run: Run) -> Recipe:
-        """The recipe with the target of a run."""
+        """Return the recipe with the target of a run."""
         if run.target == BASE:
             return read_recipe(self.recipe, self.recipe_overrides)
         return read_recipe(self.recipe, [*self._run_options(run), *self.recipe_overrides])
@@ -163,7 +163,7 @@ class Sweep:
         return EvalRequest.for_run(self.recipe_of(run), self.eval_options)
 
     def commands(self, run: Run) -> dict[str, list[str]]:
-        """The command of each step of a run."""
+        """Return the command of each step of a run."""
         qsft = [sys.executable, "-m", "qsft"]
         evaluate = [*qsft, "eval", *self.eval_request(run).argv()]
         if run.target == BASE:
@@ -173,7 +173,7 @@ class Sweep:
         return {TRAIN: [*train, *_resume_options(self.output_dir / run.name)], EVAL: evaluate}
 
     def settings(self, run: Run) -> dict[str, Any]:
-        """What the result of each step depends on, as it stands in sweep.json."""
+        """Return what the result of each step depends on, as sweep.json records it."""
         evaluation = {EVAL: self.eval_request(run).as_json()}
         if run.target == BASE:
             return evaluation
@@ -194,7 +194,7 @@ class Sweep:
         return "\n".join(lines)
 
     def move_aside(self) -> Path | None:
-        """Move the record, the runs and the comparison of an earlier sweep aside; where they are now."""
+        """Move the record, the runs and the comparison of an earlier sweep aside; return where they are now."""
         names = [SWEEP_RECORD, COMPARISON, *(run.name for run in self.runs)]
         return move_aside(self.output_dir, [self.output_dir / name for name in names])
 

@@ -103,6 +103,7 @@ def check_functions(job: Job) -> None:
 
 
 def configuration_lines(job: Job) -> Lines:
+    """Yield the recipe, its values, the values that were computed from them, and the number of processes."""
     yield "recipe", job.recipe.address or "the command line"
     resolved = {**vars(job.settings), **vars(job.model), **vars(job.args)}
     derived = ("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps")
@@ -147,6 +148,7 @@ def data_lines(job: Job, data: TrainingData | None, tokenizer: PreTrainedTokeniz
 
 
 def step_lines(job: Job, data: TrainingData) -> Lines:
+    """Yield the global batch with its factors, and the number of optimizer steps."""
     per_device = job.args.per_device_train_batch_size
     accumulation = job.args.gradient_accumulation_steps
     product = f"{per_device} per device × {accumulation} accumulation × {counted(job.processes, 'process')}"

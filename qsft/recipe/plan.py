@@ -138,7 +138,7 @@ def _survey_local(job: Job) -> Corpus:
 
 
 def _tokenize(job: Job, rows: Dataset) -> Dataset:
-    """Return the examples of some rows, all of them: sampling and whole batches are the plan's."""
+    """Return the examples of all given rows: the plan itself samples and cuts to full batches."""
     settings = replace(job.settings, sample_rows=None)
     tokenizer = load_student_tokenizer(job)
     max_length = None if job.args.packing else job.args.max_length
@@ -191,7 +191,9 @@ def _whole_batches(rows: int, job: Job) -> int:
 
 def _required_max_length(job: Job) -> int:
     if job.args.max_length is None:
-        raise ValueError("a plan needs max_length: the data is tokenized only when training starts.")
+        raise ValueError(
+            "a plan needs max_length: the data is tokenized only when training starts. Give --max_length N."
+        )
     return job.args.max_length
 
 

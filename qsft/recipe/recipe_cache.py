@@ -41,4 +41,7 @@ def find_recipe_cache(recipe: Recipe) -> Path:
             f"{recipe.name} makes its models by a function, and the name of their cache depends on them. Give the "
             "cache's directory; `qsft cache list` shows the existing ones."
         )
-    raise ValueError(f"target {job.args.target!r} of {recipe.name} does not read a teacher cache.")
+    raise ValueError(
+        f"target {job.args.target!r} of {recipe.name} does not read a teacher cache. Give a target that does, such as "
+        "--target target_sft, or the directory of a cache."
+    )

@@ -320,4 +320,4 @@ def _as_dict(key: str, value: Any) -> dict[str, Any]:
         return {}
     if isinstance(value, dict):
         return value
-    raise ValueError(f"{key}: {value!r} is not a dict, so it has no entries to replace.")
+    raise ValueError(f'{key}: {value!r} is not a dict, so it has no entries to replace. Write it as {{"name": value}}.')

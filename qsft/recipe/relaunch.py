@@ -29,7 +29,7 @@ from qsft.validation import did_you_mean
 
 # The options of `accelerate launch` that differ from machine to machine while the configuration file stays.
 LAUNCHER_OPTIONS = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
-# How the user started this process, where a launcher stands between; the message at a stop prints it.
+# The command that the user gave, for a process that a launcher started: the message after a stop prints it.
 COMMAND_VARIABLE = "QSFT_COMMAND"
 POLL_SECONDS = 0.1
 SHUTDOWN_SECONDS = "600"  # a cluster may signal every process it finds, the launcher too
@@ -47,7 +47,9 @@ def relaunch(config: str, words: Sequence[str]) -> int:
             launched this process.
     """
     if launched():
-        raise ValueError("--accelerate_config is for `qsft train` itself; accelerate launched this process already.")
+        raise ValueError(
+            "--accelerate_config is for `qsft train` itself; accelerate launched this process already. Leave it out."
+        )
     file = find_accelerate_config(config)
     check_libraries(file)
     launcher_words, training_words = split_words(words, LAUNCHER_OPTIONS)
@@ -127,6 +129,7 @@ class ForwardedSignals:
         self._sent: dict[int, int] = {}  # by process id
 
     def receive(self, number: int, _: FrameType | None) -> None:
+        """Handle a signal: a lost terminal is passed on at once, the others by `forward`."""
         if number == signal.SIGHUP:
             with suppress(ProcessLookupError):
                 os.kill(self._child, number)
@@ -135,6 +138,7 @@ class ForwardedSignals:
         self.received.append(number)
 
     def forward(self) -> None:
+        """Send the child, or the children of a launcher, the signals that each has not been sent yet."""
         numbers = [number for number in self.received if number != signal.SIGHUP]
         if not numbers:
             return

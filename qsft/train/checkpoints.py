@@ -91,7 +91,7 @@ def list_checkpoints(output_dir: str | Path) -> list[Checkpoint]:
 
 
 def read_run_record(output_dir: str | Path) -> dict[str, Any] | None:
-    """What run.json says about the run in `output_dir`; None without that file."""
+    """The content of run.json in `output_dir`; None without that file."""
     file = Path(output_dir, RUN_RECORD)
     if not file.is_file():
         return None

@@ -393,7 +393,8 @@ class TargetSFTTrainer(SFTTrainer):
                 return super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
             except ArrowNotImplementedError as error:
                 raise ValueError(
-                    f"the {dataset_name} data set has nothing to pack: all its documents are empty after tokenization."
+                    f"the {dataset_name} data set has nothing to pack: all its documents are empty after tokenization. "
+                    "Check its columns and formatting_func."
                 ) from error
         # TRL truncates, packs and shuffles only the tokens, so the columns are carried along afterwards.
         tokenize_only = _copy_with(args, max_length=None, shuffle_dataset=False)

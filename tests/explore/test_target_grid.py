@@ -45,10 +45,10 @@ def test_tables_hold_the_reference_loss_and_its_gradient(name):
         assert row[END:].sum().item() == pytest.approx(1.0)
 
 
-def test_every_hyper_parameter_of_the_table_has_stops_and_starts_at_its_default():
+def test_every_hyper_parameter_of_a_named_target_has_slider_values_and_starts_at_its_default():
     for name, named in TARGETS.items():
         for hyper_parameter in named.hyper_parameters:
-            assert hyper_parameter in VALUES, f"{name}: give {hyper_parameter} its stops in VALUES"
+            assert hyper_parameter in VALUES, f"{name}: give {hyper_parameter} its slider values in VALUES"
     table = tabulate(TARGETS["gem"].build)
     assert [axis.values[axis.start] for axis in table.hyper_parameters] == [0.7, "linear", 1.0]
 

@@ -4,17 +4,11 @@ import contextlib
 import shutil
 
 import pytest
+from take_pictures import QUIET_FLAGS, find_browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = find_browser()
 FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *QUIET_FLAGS,
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--window-size=1280,1000",
 )

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = (
-    "--headless",
+QUIET_FLAGS = (  # without a window, a GPU and requests of the browser's own
+    "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -18,28 +18,40 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+)
+FLAGS = (
+    *QUIET_FLAGS,
     "--hide-scrollbars",
     "--force-device-scale-factor=2",
     "--virtual-time-budget=15000",  # the page unpacks and draws itself before the picture is taken
 )
 
 
+def find_browser() -> str | None:
+    """The path of an installed Chromium or Chrome."""
+    for name in BROWSERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    return None
+
+
 def take_picture(page: str | Path, png: str | Path, *, width: int = 1280, height: int = 900, at: str = "") -> Path:
     """A PNG of the top of a page; `at` is a fragment of the page, such as "token-12" of the X-ray."""
-    installed = [name for name in BROWSERS if shutil.which(name) is not None]
-    if not installed:
+    browser = find_browser()
+    if browser is None:
         raise FileNotFoundError(f"no browser was found to take the picture with. Install one of {', '.join(BROWSERS)}.")
     address = Path(page).resolve().as_uri() + (f"#{at}" if at else "")
     png = Path(png)
     png.parent.mkdir(parents=True, exist_ok=True)
     png.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as profile:
-        command = [installed[0], *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
+        command = [browser, *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
         done = subprocess.run(
             [*command, f"--screenshot={png.resolve()}", address], capture_output=True, text=True, timeout=180
         )
     if not png.is_file():
-        raise OSError(f"{installed[0]} took no picture of {page}: {done.stderr.strip()[-400:]}")
+        raise OSError(f"{browser} took no picture of {page}: {done.stderr.strip()[-400:]}")
     return png
 
 

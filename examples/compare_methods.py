@@ -1,6 +1,6 @@
 """Train the same student with three targets, evaluate each, and print one table.
 
-python examples/compare_methods.py --dataset_name train.jsonl --dataset_test_split test.jsonl \
+python examples/compare_methods.py --dataset_name train.jsonl --test_file test.jsonl \
     --model_name_or_path Qwen/Qwen3-0.6B --teacher_model_name_or_path Qwen/Qwen3-4B-Instruct-2507 \
     --output_dir runs/compare
 
@@ -8,6 +8,7 @@ Both files have the columns problem and answer. `qsft sweep` does the same for r
 """
 
 from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from datasets import Dataset
@@ -20,11 +21,17 @@ SAMPLES = 4  # responses per problem
 MAX_NEW_TOKENS = 512
 
 
+@dataclass
+class CompareArguments(ScriptArguments):
+    """TRL's arguments of a script, and the problems to evaluate on."""
+
+    test_file: str = field(default="test.jsonl", metadata={"help": "JSONL file with the test problems."})
+
+
 def main() -> None:
-    parser = TrlParser((ScriptArguments, TargetSFTConfig, ModelConfig))
+    parser = TrlParser((CompareArguments, TargetSFTConfig, ModelConfig))
     script_args, training_args, model_args = parser.parse_args_and_config()
     dataset = Dataset.from_json(script_args.dataset_name).rename_columns({"problem": "prompt", "answer": "completion"})
-    test_file = script_args.dataset_test_split
 
     accuracy = {}
     for target in TARGETS:
@@ -39,9 +46,9 @@ def main() -> None:
         trainer.train()
         trainer.save_model(args.output_dir)
         report = evaluate(
-            args.output_dir, test_file, prompt="plain", num_samples=SAMPLES, max_new_tokens=MAX_NEW_TOKENS
+            args.output_dir, script_args.test_file, prompt="plain", num_samples=SAMPLES, max_new_tokens=MAX_NEW_TOKENS
         )
-        accuracy[target] = report.accuracy(Path(test_file).stem)
+        accuracy[target] = report.accuracy(Path(script_args.test_file).stem)
 
     print(f"{'target':<12} Average@{SAMPLES}")
     for target, value in accuracy.items():

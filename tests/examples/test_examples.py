@@ -80,7 +80,7 @@ def test_own_data(run_example):
 
 
 def test_compare_methods_prints_one_line_per_target(run_example, capsys, monkeypatch):
-    options = f"--dataset_name train.jsonl --dataset_test_split test.jsonl {TEACHER}"
+    options = f"--dataset_name train.jsonl --test_file test.jsonl {TEACHER}"
     run_example("compare_methods.py", options)
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("target       Average@4")

@@ -96,17 +96,8 @@ def started(here, clock_directory):
     """`qsft curate rft` in a process of its own, whose verifier takes its time."""
 
     def start(*words):
-        words = (
-            "rft",
-            "--dataset_name",
-            "rows.jsonl",
-            "--model",
-            clock_directory,
-            "--verifier",
-            "checks:slowly",
-            *words,
-        )
-        command = [sys.executable, "-m", "qsft", "curate", *map(str, words)]
+        inputs = ("--dataset_name", "rows.jsonl", "--model", clock_directory, "--verifier", "checks:slowly")
+        command = [sys.executable, "-m", "qsft", "curate", "rft", *map(str, (*inputs, *words))]
         quiet = subprocess.DEVNULL
         return subprocess.Popen(command, stdout=quiet, stderr=quiet, cwd=here, env={**os.environ, "PAUSE": "0.05"})
 
@@ -134,10 +125,8 @@ def test_killed_again_and_again_it_equals_an_uninterrupted_run(curate, here, sta
     kills = 0
     records = []
     path = out / "generations" / "samples.jsonl"
-    moments = [
-        *sorted(random.Random(0).sample(range(1, 90), rounds(short=3, long=20))),
-        None,
-    ]  # None: once there is a part of the data set
+    numbers_of_records = sorted(random.Random(0).sample(range(1, 90), rounds(short=3, long=20)))
+    moments = [*numbers_of_records, None]  # None: once there is a part of the data set
     for moment in moments:
         ready = (out / "state.json").is_file if moment is None else lambda most=moment: lines_of(path) >= most
         kills += kill_when(ready, started("--output_dir", "killed", *words)) == -signal.SIGKILL
@@ -219,7 +208,7 @@ def test_a_recipe_with_the_key_trains_on_curated_rows(here, clock_directory, clo
     lines = [f"{key}: {json.dumps(value)}" for key, value in recipe.items()]
     (here / "mine.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert main(["train", "mine.yaml", *TRAINING, "--dry_run"]) == 0
-    assert not (here / "run" / "_curated").exists()  # a run on paper generates nothing
+    assert not (here / "run" / "_curated").exists()  # a dry run generates nothing
     assert main(["train", "mine.yaml", *TRAINING]) == 0
     assert {row["curated"] for row in rows_of(here / "run" / "_curated")} == {"sample"}
     manifest = json.loads((here / "run" / "data_manifest.json").read_text(encoding="utf-8"))
@@ -235,10 +224,8 @@ def question_pairs():
 def test_a_recipe_of_another_data_set_trains_on_curated_rows(curate, here, clock_directory):
     rows = [{"answer": gold, "extra_info": {"question": q, "answer": text}} for q, text, gold in question_pairs()]
     write_jsonl(here / "pairs.jsonl", rows)
-    assert (
-        curate("rft", "--output_dir", "rft", "--num_samples", "2", *BRIEF, "--data_dir", "pairs.jsonl", data="numina")
-        == 0
-    )
+    words = ("--output_dir", "rft", "--num_samples", "2", *BRIEF, "--data_dir", "pairs.jsonl")
+    assert curate("rft", *words, data="numina") == 0
 
     def train(recipe, *more):
         words = ["train", recipe, "--target", "sft", "--dataset_name", "rft", "--output_dir", "trained", *TRAINING]
@@ -330,10 +317,9 @@ def test_other_settings_raise_and_overwrite_moves_the_old_ones_aside(curate, her
 
 def test_a_start_that_failed_leaves_no_settings_behind(curate, here, capsys):
     words = ("--output_dir", "rft", "--limit", "3", *BRIEF)
-    assert curate("rft", *words, "--num_samples", "2", "--temperature", "0") == 2  # an error of the method
-    assert (
-        curate("rft", *words, "--num_samples", "1", verifier="checks:explodes") == 2
-    )  # an error at the first response
+    # An error of the method, and an error at the first response.
+    assert curate("rft", *words, "--num_samples", "2", "--temperature", "0") == 2
+    assert curate("rft", *words, "--num_samples", "1", verifier="checks:explodes") == 2
     assert curate("rft", *words, "--num_samples", "2") == 0
     capsys.readouterr()
     (here / "rft" / "settings.json").write_text("null")

@@ -218,7 +218,8 @@ def test_self_distillation_keeps_the_original_of_a_refusal(clock_exercises, cloc
 
 def greedy(model, tokenizer, ids):
     """Plain greedy decoding, everything computed anew at every step; the response with its end token."""
-    ids, start = list(ids), len(ids)
+    start = len(ids)
+    ids = list(ids)
     while len(ids) < 32 and (len(ids) == start or ids[-1] != tokenizer.eos_token_id):
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))

@@ -19,9 +19,8 @@ def sum_directory(learned):
 def sum_file(tmp_path_factory):
     """A task file of 40 sums."""
     path = tmp_path_factory.mktemp("tasks") / "sums.jsonl"
-    rows = [{"problem": f"{a} + {b} =", "answer": str(a + b)} for a, b in SUMS[::5]] + [
-        {"problem": f"{a} + {b} =", "answer": str(a + b)} for a, b in SUMS[1::5]
-    ]
+    chosen = [*SUMS[::5], *SUMS[1::5]]
+    rows = [{"problem": f"{a} + {b} =", "answer": str(a + b)} for a, b in chosen]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 

@@ -321,15 +321,9 @@ def test_half_precision_says_that_batching_may_change_samples(sum_model, sum_tok
     import copy
 
     half = copy.deepcopy(sum_model).bfloat16()
-    how = {
-        "tokenizer": sum_tokenizer,
-        "prompt": "plain",
-        "num_samples": 2,
-        "max_new_tokens": 6,
-        "limit": 3,
-        "silent": True,
-    }
-    assert "batching may change samples" in str(evaluate(half, str(sum_file), **how))
+    settings = {"prompt": "plain", "num_samples": 2, "max_new_tokens": 6, "limit": 3}
+    report = evaluate(half, str(sum_file), tokenizer=sum_tokenizer, silent=True, **settings)
+    assert "batching may change samples" in str(report)
 
 
 def test_a_recipe_names_model_tasks_and_protocol(sum_directory, sum_file, tmp_path, command, monkeypatch):

@@ -81,11 +81,8 @@ def test_macro_average_weighs_tasks_not_problems():
 @pytest.mark.parametrize(
     ("answers", "correct", "expected"),
     [
-        (
-            ["1/2", "0.5", "3", "3"],
-            [True, True, False, False],
-            0.5,
-        ),  # correct ones vote together; a tie is decided at random
+        # Correct answers vote together, and a tie is decided at random.
+        (["1/2", "0.5", "3", "3"], [True, True, False, False], 0.5),
         (["3", "3", "1/2", "4", "4", "0.5"], [False, False, True, False, False, True], 1 / 3),
         (["3", "3", "4"], [False, False, True], 0.0),
         ([None, None, "4"], [False, False, True], 1.0),

@@ -1,4 +1,4 @@
-"""A small data set with a student and a teacher's cache; the browser is the one all pages are looked at with."""
+"""A small data set with a student and a teacher's cache; the browser that opens the pages."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ FIRST = WORDS.index("w0")
 
 @pytest.fixture(scope="session")
 def tokenizer(tiny_tokenizer):
-    """One word, one token; some words are HTML that means harm."""
+    """One word, one token; some words are hostile HTML."""
     return tiny_tokenizer
 
 
-def unlike(noise=0.0):
-    """A model that is sure of some tokens and unsure of others; with noise it is another one, akin."""
+def make_model(noise=0.0):
+    """A model that is sure of some tokens and unsure of others; with noise, one that differs from it a little."""
     import torch
 
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -32,12 +32,12 @@ def unlike(noise=0.0):
 
 @pytest.fixture(scope="session")
 def student():
-    return unlike()
+    return make_model()
 
 
 @pytest.fixture(scope="session")
 def teacher():
-    return unlike(noise=0.4)
+    return make_model(noise=0.4)
 
 
 @pytest.fixture(scope="session")

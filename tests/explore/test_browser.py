@@ -75,11 +75,9 @@ def numbers(browser, panel="first"):
 def expected(target, p_y, t_y):
     """The four numbers, by the reference loss and autograd."""
     p, t = (torch.tensor([value], dtype=torch.float64) for value in (p_y, t_y))
-    logits, labels, teacher = (
-        target_grid.student_probs(p).log().requires_grad_(),
-        torch.tensor([0]),
-        target_grid.kept_tokens(target_grid.teacher_probs(t)),
-    )
+    logits = target_grid.student_probs(p).log().requires_grad_()
+    labels = torch.tensor([0])
+    teacher = target_grid.kept_tokens(target_grid.teacher_probs(t))
     loss = target_loss(logits, labels, target, teacher)
     (gradient,) = torch.autograd.grad(loss, logits)
     q = target(TokenView.of(logits.detach(), labels, teacher))

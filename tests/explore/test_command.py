@@ -24,18 +24,9 @@ def models(tmp_path_factory, student, teacher, tokenizer):
 def test_a_model_and_a_cache_are_enough(tmp_path, models, cache, capsys):
     out = tmp_path / "tokens.html"
     numbers = tmp_path / "tokens.json"
-    words = (
-        "tokens",
-        "--model_name_or_path",
-        models / "student",
-        "--teacher_cache",
-        cache.path,
-        "--num_documents",
-        3,
-        "--output_file",
-        out,
-    )
-    assert run(*words, "--json", numbers, "--target", "kd_hybrid", "--c", "0.25") == 0
+    inputs = ("--model_name_or_path", models / "student", "--teacher_cache", cache.path, "--num_documents", 3)
+    files = ("--output_file", out, "--json", numbers)
+    assert run("tokens", *inputs, *files, "--target", "kd_hybrid", "--c", "0.25") == 0
     data = json.loads(numbers.read_text())
     assert len(data["documents"]) == 3
     assert data["target"].startswith("γ = 0.75")
@@ -95,21 +86,8 @@ def test_a_recipe_is_explored_through_a_sample_of_its_documents(tmp_path, recipe
     shutil.rmtree(tmp_path / "teacher")
     assert run("alignment", recipe, "--num_documents", 4, "--output_file", tmp_path / "a.html", "--json", numbers) == 0
     assert json.loads(numbers.read_text())["quadrants"] == first["quadrants"]
-    assert (
-        run(
-            "tokens",
-            recipe,
-            "--num_documents",
-            2,
-            "--target",
-            "dft",
-            "--output_file",
-            tmp_path / "t.html",
-            "--json",
-            numbers,
-        )
-        == 0
-    )
+    files = ("--output_file", tmp_path / "t.html", "--json", numbers)
+    assert run("tokens", recipe, "--num_documents", 2, "--target", "dft", *files) == 0
     assert json.loads(numbers.read_text())["target"].startswith("γ = p_y, π̃ = π_θ")
 
 

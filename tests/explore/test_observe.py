@@ -20,8 +20,8 @@ def dense(student, documents, cache):
     with torch.no_grad():
         logits = student(input_ids=ids[None]).logits[0]
     at = [t for t in range(1, len(ids)) if labels[t] != -100]
-    rows = cache.lookup(ids, labels).to(torch.device("cpu"), torch.float32)
-    view = TokenView.of(logits[[t - 1 for t in at]].float(), ids[at], rows)
+    log_probs = cache.lookup(ids, labels).to(torch.device("cpu"), torch.float32)
+    view = TokenView.of(logits[[t - 1 for t in at]].float(), ids[at], log_probs)
     return at, view
 
 
@@ -69,9 +69,9 @@ def test_quadrants_count_as_training_counts_them(student, documents, cache):
     for document in documents:
         seen = read_document(student, document, make_target("target_sft"), cache)
         ids, labels = (torch.tensor([document[name]]) for name in ("input_ids", "labels"))
-        rows = cache.lookup(document["input_ids"], document["labels"])
+        log_probs = cache.lookup(document["input_ids"], document["labels"])
         with torch.no_grad():
-            sums = student(input_ids=ids, labels=labels, target=make_target("target_sft"), teacher=rows).sums
+            sums = student(input_ids=ids, labels=labels, target=make_target("target_sft"), teacher=log_probs).sums
         for i, name in enumerate(QUADRANTS):
             mine[name] += int((seen.quadrant == i).sum())
             logged[name] += int(sums[SUM_NAMES.index(name)])

@@ -54,9 +54,11 @@ def test_batching_and_order_do_not_change_samples(sum_model, sum_tokenizer, requ
 
 
 def test_waiting_prompts_take_the_place_of_finished_sequences(sum_model, sum_tokenizer, requests, monkeypatch):
-    sampling, requested = Sampling(num_samples=6, max_new_tokens=24, temperature=1.5, seed=1), requests()
+    sampling = Sampling(num_samples=6, max_new_tokens=24, temperature=1.5, seed=1)
+    requested = requests()
     together = drawn(TransformersSampler(sum_model, sum_tokenizer, sampling, batch_size=len(requested)), requested)
-    forward, rows = type(sum_model).forward, []
+    forward = type(sum_model).forward
+    rows = []
 
     def counted(self, input_ids=None, **inputs):
         if inputs.get("past_key_values") is not None:

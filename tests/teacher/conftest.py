@@ -51,9 +51,9 @@ def content():
     """What a cache says about documents, as bytes: equal means equal bit for bit."""
 
     def of(cache, dataset):
-        rows = (cache.lookup(d["input_ids"], d["labels"]) for d in dataset)
+        log_probs = (cache.lookup(d["input_ids"], d["labels"]) for d in dataset)
         columns = ("ids", "logps", "label_logp", "log_tail")
-        return [tuple(getattr(r, name).numpy().tobytes() for name in columns) for r in rows]
+        return [tuple(getattr(r, name).numpy().tobytes() for name in columns) for r in log_probs]
 
     return of
 

@@ -66,36 +66,42 @@ def test_label_positions_leave_out_the_first_token():
 
 @pytest.mark.parametrize("encoding", ["exact", "compact"])
 def test_log_probs_are_the_live_teachers_at_the_label_positions(build, documents, tiny_model, encoding):
-    data, model = documents(30), tiny_model()
+    data = documents(30)
+    model = tiny_model()
     cache = build(data, cache_encoding=encoding, top_k=16)
     for document in data:
-        rows, positions = cache.lookup(**document), label_positions(document["labels"])
+        log_probs = cache.lookup(**document)
+        positions = label_positions(document["labels"])
         with torch.no_grad():
             live = model(torch.tensor([document["input_ids"]])).logits[0].log_softmax(-1)[positions - 1]
         tokens = torch.tensor(document["labels"])[positions]
         step = 2e-3
-        torch.testing.assert_close(rows.logps.float(), live.topk(16).values, atol=step, rtol=1e-3)
-        torch.testing.assert_close(rows.logps.float(), live.gather(1, rows.ids.long()), atol=step, rtol=1e-3)
-        torch.testing.assert_close(rows.label_logp.float(), live.gather(1, tokens[:, None])[:, 0], atol=2e-3, rtol=1e-3)
-        assert (rows.ids.dtype, rows.label_logp.dtype, rows.log_tail.dtype) == (
+        torch.testing.assert_close(log_probs.logps.float(), live.topk(16).values, atol=step, rtol=1e-3)
+        torch.testing.assert_close(log_probs.logps.float(), live.gather(1, log_probs.ids.long()), atol=step, rtol=1e-3)
+        torch.testing.assert_close(
+            log_probs.label_logp.float(), live.gather(1, tokens[:, None])[:, 0], atol=2e-3, rtol=1e-3
+        )
+        assert (log_probs.ids.dtype, log_probs.label_logp.dtype, log_probs.log_tail.dtype) == (
             torch.int32,
             torch.float16,
             torch.float16,
         )
-        assert rows.logps.dtype == cache.logps_dtype == (torch.float16 if encoding == "exact" else torch.float32)
+        assert log_probs.logps.dtype == cache.logps_dtype == (torch.float16 if encoding == "exact" else torch.float32)
 
 
 def test_the_stored_tail_is_the_live_teachers(build, documents, tiny_model):
-    data, model = documents(30), tiny_model()
+    data = documents(30)
+    model = tiny_model()
     for encoding in ("exact", "compact"):
         cache = build(data, encoding, cache_encoding=encoding, top_k=16)
         for document in data:
-            rows, positions = cache.lookup(**document), label_positions(document["labels"])
+            log_probs = cache.lookup(**document)
+            positions = label_positions(document["labels"])
             with torch.no_grad():
                 live = model(torch.tensor([document["input_ids"]])).logits[0].double().log_softmax(-1)[positions - 1]
-            tail = live.scatter(1, rows.ids.long(), -torch.inf).logsumexp(-1)
-            torch.testing.assert_close(rows.log_tail.double(), tail, atol=2e-3, rtol=1e-3)
-            assert rows.log_tail.dtype == torch.float16
+            tail = live.scatter(1, log_probs.ids.long(), -torch.inf).logsumexp(-1)
+            torch.testing.assert_close(log_probs.log_tail.double(), tail, atol=2e-3, rtol=1e-3)
+            assert log_probs.log_tail.dtype == torch.float16
         assert 0 < cache.manifest.measured["encoding_tail_error"] < 2e-3
 
 
@@ -114,7 +120,7 @@ def test_a_second_start_makes_no_pass_over_the_data(build, documents, tmp_path, 
             build(load_from_disk(tmp_path / "data").select(range(39)))
 
 
-def test_what_is_remembered_goes_with_the_shards(build, documents):
+def test_a_data_set_that_was_noted_as_complete_is_so_only_while_its_shards_exist(build, documents):
     data = Documents(documents(40))
     cache = build(data, shard_bytes=1)
     assert cache.is_complete(data)
@@ -130,7 +136,7 @@ def test_what_is_remembered_goes_with_the_shards(build, documents):
     assert left.missing(data, check=False)
 
 
-def test_a_broken_memory_is_ignored_and_named(build, documents):
+def test_a_damaged_note_of_complete_data_is_ignored_and_named(build, documents):
     data = documents(5)
     cache = build(data)
     for raw in (b"", b"{}", b"[" * 100_000, b'{"complete": [], "stamps": 3}', b"\xff"):
@@ -140,7 +146,7 @@ def test_a_broken_memory_is_ignored_and_named(build, documents):
         assert build(data).verify().ok
 
 
-def test_a_cache_answers_by_content(build, documents):
+def test_a_document_is_found_by_its_content(build, documents):
     data = documents(20)
     cache = build([*data, *data[:5]])
     stored = [d for d in data if len(label_positions(d["labels"]))]
@@ -160,19 +166,21 @@ def test_a_document_without_labels_is_legal_and_never_stored(build):
     assert len(cache) == 1
     assert bare in cache
     assert cache.missing([bare]) == []
-    rows = cache.lookup(**bare)
-    assert rows.ids.shape == rows.logps.shape == (0, 8)
-    assert rows.label_logp.shape == (0,)
+    log_probs = cache.lookup(**bare)
+    assert log_probs.ids.shape == log_probs.logps.shape == (0, 8)
+    assert log_probs.label_logp.shape == (0,)
 
 
 def test_positions_of_different_length_are_padded_with_empty_slots(build, documents):
     data = documents(10)
-    full, short = build(data, "full", top_k=32), build(data, "short", top_k=32, top_p=0.3, min_k=2)
+    full = build(data, "full", top_k=32)
+    short = build(data, "short", top_k=32, top_p=0.3, min_k=2)
     counts = torch.cat([short.lookup(**d).live.sum(dim=1) for d in data])
     assert counts.min() >= 2
     assert counts.min() < counts.max()
     for document in data:
-        a, b = full.lookup(**document), short.lookup(**document)
+        a = full.lookup(**document)
+        b = short.lookup(**document)
         assert a.ids.shape == b.ids.shape
         assert torch.equal(a.logps[b.live], b.logps[b.live])
         assert torch.equal(a.ids[b.live], b.ids[b.live])
@@ -247,17 +255,17 @@ def test_heads_may_differ_in_padding_entries_only(build, documents, tiny_model):
     cache.check_student(vocab_size=512)
     with pytest.raises(ValueError, match="319 entries"):
         cache.check_student(vocab_size=319)
-    rows = cache.lookup(**data[0])
-    assert (rows.ids >= 320).any()
-    kept = TopK(rows.ids, rows.logps.float()).within(320)
+    log_probs = cache.lookup(**data[0])
+    assert (log_probs.ids >= 320).any()
+    kept = TopK(log_probs.ids, log_probs.logps.float()).within(320)
     assert (kept.ids < 320).all()
-    lost = torch.where(rows.ids >= 320, rows.logps.float(), -torch.inf).exp().sum(dim=1)
-    inside = torch.where(rows.ids < 320, rows.logps.float(), -torch.inf).exp().sum(dim=1)
+    lost = torch.where(log_probs.ids >= 320, log_probs.logps.float(), -torch.inf).exp().sum(dim=1)
+    inside = torch.where(log_probs.ids < 320, log_probs.logps.float(), -torch.inf).exp().sum(dim=1)
     torch.testing.assert_close(kept.logps.exp().sum(dim=1), inside / (1 - lost), rtol=1e-4, atol=1e-5)
 
 
-def lie(path, **changes):
-    """Rewrite a manifest with other content and a checksum that fits it."""
+def forge(path, **changes):
+    """Rewrite a manifest with other content and a checksum that matches it."""
     content = json.loads(path.read_bytes())
     content.pop("checksum")
     for name, value in changes.items():
@@ -276,7 +284,7 @@ def nested(levels):
     return [nested(levels - 1)] if levels else 0
 
 
-LIES = [
+FORGED = [
     ({"version": 2}, "format version 2; .* or remove the directory and build the cache again"),
     ({"version": True}, "format version True"),
     ({"format": "something"}, "does not describe"),
@@ -308,13 +316,13 @@ LIES = [
 ]
 
 
-def test_a_manifest_that_lies_is_rejected(build, documents):
+def test_a_forged_manifest_is_rejected(build, documents):
     path = build(documents(3)).path / MANIFEST
     original = path.read_bytes()
     sizes = {name: entry | {"bytes": entry["bytes"] + 1} for name, entry in json.loads(original)["shards"].items()}
-    for changes, words in [*LIES, ({"shards": sizes}, "the manifest says")]:
+    for changes, words in [*FORGED, ({"shards": sizes}, "the manifest says")]:
         path.write_bytes(original)
-        lie(path, **changes)
+        forge(path, **changes)
         with pytest.raises(ValueError, match=words):
             TeacherCache(path.parent)
 

@@ -27,14 +27,16 @@ def read_safetensors(path):
 
 
 def key_of(document):
-    ids, labels = document["input_ids"], [-100, *document["labels"][1:]]
+    ids = document["input_ids"]
+    labels = [-100, *document["labels"][1:]]
     content = struct.pack(f"<{2 * len(ids)}i", *ids, *labels)
     return hashlib.blake2b(content, digest_size=16, person=b"qsft document").digest()
 
 
 class Payload:
     def __init__(self, raw):
-        self.raw, self.at = raw, 0
+        self.raw = raw
+        self.at = 0
 
     def take(self, kind, count):
         size = struct.calcsize(f"<{count}{kind}")
@@ -45,7 +47,8 @@ class Payload:
 
 def decode(raw, positions, manifest):
     """[(slots {id: log-prob}, label log-prob, log tail)] of a document."""
-    identity, payload = manifest["identity"], Payload(raw)
+    identity = manifest["identity"]
+    payload = Payload(raw)
     counts = payload.take("B" if identity["top_k"] < 256 else "H", positions)
     label_logp = payload.take("e", positions)
     log_tail = payload.take("e", positions)
@@ -53,7 +56,8 @@ def decode(raw, positions, manifest):
     read_logps = {"exact": exact, "compact": compact}[identity["cache_encoding"]]
     logps = read_logps(payload, counts)
     assert payload.at == len(raw)
-    made, start = [], 0
+    made = []
+    start = 0
     for count, label, tail in zip(counts, label_logp, log_tail):
         made.append((dict(zip(ids[start : start + count], logps[start : start + count])), label, tail))
         start += count
@@ -122,13 +126,13 @@ def check(cache, data, path):
         ]
         n = tensors["keys"][1][0]
         keys = [tensors["keys"][2][16 * i : 16 * i + 16] for i in range(n)]
-        rows = struct.unpack(f"<{n}i", tensors["positions"][2])
+        counts = struct.unpack(f"<{n}i", tensors["positions"][2])
         offsets = struct.unpack(f"<{n + 1}q", tensors["offsets"][2])
         crcs = struct.unpack(f"<{n}I", tensors["crc"][2])
         for i, key in enumerate(keys):
             raw = tensors["payload"][2][offsets[i] : offsets[i + 1]]
-            assert zlib.crc32(key + struct.pack("<i", rows[i]) + raw) == crcs[i]
-            found[key] = decode(raw, rows[i], manifest)
+            assert zlib.crc32(key + struct.pack("<i", counts[i]) + raw) == crcs[i]
+            found[key] = decode(raw, counts[i], manifest)
     for document in data:
         positions = [t for t, label in enumerate(document["labels"]) if t and label != -100]
         if not positions:
@@ -136,12 +140,12 @@ def check(cache, data, path):
         mine = found[key_of(document)]
         theirs = cache.lookup(document["input_ids"], document["labels"])
         assert len(mine) == len(positions)
-        for row, (slots, label, tail) in enumerate(mine):
-            live = theirs.live[row]
-            assert list(slots) == theirs.ids[row][live].tolist()
-            assert list(slots.values()) == pytest.approx(theirs.logps[row][live].tolist(), rel=1e-3)
-            assert label == theirs.label_logp[row].item()
-            assert tail == theirs.log_tail[row].item()
+        for index, (slots, label, tail) in enumerate(mine):
+            live = theirs.live[index]
+            assert list(slots) == theirs.ids[index][live].tolist()
+            assert list(slots.values()) == pytest.approx(theirs.logps[index][live].tolist(), rel=1e-3)
+            assert label == theirs.label_logp[index].item()
+            assert tail == theirs.log_tail[index].item()
 
 
 @pytest.mark.docs

@@ -28,7 +28,8 @@ def few_and_many(few, many):
 @pytest.fixture
 def capture(tmp_path, documents, tiny_model, tiny_tokenizer):
     """Capture 150 documents into a directory, a shard per batch; `capture.data` are the documents."""
-    data, model = documents(150), tiny_model()
+    data = documents(150)
+    model = tiny_model()
     options = {"tokenizer": tiny_tokenizer, "progress": False, "top_k": 8, "batch_tokens": 64, "shard_bytes": 1}
 
     def run(name, patience=1800.0):
@@ -44,10 +45,11 @@ def test_a_capture_killed_at_any_moment_continues_bit_equal(
     count, processes, capture, content, fork, tmp_path, tell, monkeypatch
 ):
     """SIGKILL of one process of a capture; one that finished before starts again in an empty directory."""
-    rng, place = np.random.default_rng(), tmp_path / "killed"
+    rng = np.random.default_rng()
+    place = tmp_path / "killed"
     monkeypatch.setattr(rendezvous, "ARRIVAL_SECONDS", 1.0)  # a process may be killed before it arrives
     start = time.monotonic()
-    want = content(capture("whole"), capture.data)
+    expected = content(capture("whole"), capture.data)
     duration = time.monotonic() - start
     outcomes = Counter()
     while outcomes["killed"] < count:
@@ -65,12 +67,12 @@ def test_a_capture_killed_at_any_moment_continues_bit_equal(
             outcomes["gave up waiting for the other"] += 1
         else:
             outcomes["finished before its kill"] += 1
-            assert content(TeacherCache(place), capture.data) == want
+            assert content(TeacherCache(place), capture.data) == expected
             shutil.rmtree(place)
         if place.exists():
             assert all(path.is_file() for path in published_shards(place))
     resumed = capture("killed")
-    assert content(resumed, capture.data) == want
+    assert content(resumed, capture.data) == expected
     assert resumed.verify().ok
     tell(f"capture on {processes} processes: {dict(outcomes)}, resumed bit-equal")
 
@@ -107,20 +109,25 @@ DAMAGES = {
 def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documents, content, tiny_tokenizer, tell):
     data = documents(8, longest=8)
     cache = build(data, cache_encoding=encoding, top_k=4, shard_bytes=1, batch_tokens=16)
-    want, files = content(cache, data), sorted(cache.path.iterdir())
+    expected = content(cache, data)
+    files = sorted(cache.path.iterdir())
     assert {path.suffix for path in files} == {".json", ".safetensors"}
-    rng, outcomes = np.random.default_rng(), Counter()
+    rng = np.random.default_rng()
+    outcomes = Counter()
     for number in range(count):
-        path, (kind, damage) = files[number % len(files)], list(DAMAGES.items())[int(rng.integers(len(DAMAGES)))]
+        path = files[number % len(files)]
+        (kind, damage) = list(DAMAGES.items())[int(rng.integers(len(DAMAGES)))]
         raw = path.read_bytes()
         harmed = damage(raw, rng)
         if harmed == raw:
             continue
         path.unlink() if harmed is None else path.write_bytes(harmed)
-        outcomes[judge(cache.path, path, data, want, content, tiny_tokenizer, kind)] += 1
+        outcomes[judge(cache.path, path, data, expected, content, tiny_tokenizer, kind)] += 1
         if number % 40 == 0:  # what is dropped is computed again, and nothing is lost
             verify_cache(cache.path).drop()
-            assert content(build(data, cache_encoding=encoding, top_k=4, shard_bytes=1, batch_tokens=16), data) == want
+            assert (
+                content(build(data, cache_encoding=encoding, top_k=4, shard_bytes=1, batch_tokens=16), data) == expected
+            )
             files = sorted(cache.path.iterdir())
         else:
             path.write_bytes(raw)
@@ -129,8 +136,8 @@ def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documen
     assert outcomes["named"] > 0.6 * count
 
 
-def judge(directory, path, data, want, content, tokenizer, kind):
-    """named (verify says which file), or harmless (a deleted memory); what can still be read is right."""
+def judge(directory, path, data, expected, content, tokenizer, kind):
+    """named (verify says which file) or harmless (complete.json was deleted); what can still be read is right."""
     report = verify_cache(directory)
     named = path.name in report.problems
     unlisted = kind == "deleted" and path.name == "complete.json"
@@ -142,5 +149,5 @@ def judge(directory, path, data, want, content, tokenizer, kind):
     except ValueError:
         readable = False
     if readable:
-        assert content(TeacherCache(directory), data) == want
+        assert content(TeacherCache(directory), data) == expected
     return "named" if named else "harmless"

@@ -44,15 +44,15 @@ def test_batches_hold_all_documents_once_and_few_padding(documents):
     assert sorted(place for batch in plan.batches for place in batch) == list(range(len(plan.keys)))
     assert all(plan.lengths[batch].max() * len(batch) <= 100 for batch in plan.batches)
     assert plan.keys.tolist() == sorted(plan.keys.tolist())
-    assert [plan.lengths[batch].max() for batch in plan.batches] == sorted(plan.lengths[b].max() for b in plan.batches)[
-        ::-1
-    ]
+    longest = [plan.lengths[batch].max() for batch in plan.batches]
+    assert longest == sorted(longest, reverse=True)
     assert len(plan_batches(plan.lengths, 1)) == len(plan.keys)
 
 
 def test_the_plan_does_not_depend_on_order_or_duplicates(documents):
     data = documents(40)
-    one, other = Plan.of(Documents(data), 100), Plan.of(Documents([*data[::-1], *data]), 100)
+    one = Plan.of(Documents(data), 100)
+    other = Plan.of(Documents([*data[::-1], *data]), 100)
     assert (one.keys == other.keys).all()
     assert [batch.tolist() for batch in one.batches] == [batch.tolist() for batch in other.batches]
 
@@ -83,7 +83,8 @@ def test_a_path_is_not_loaded_when_nothing_is_missing(build, documents, teacher,
 
 def test_model_path_and_dataset_give_the_same_cache(build, documents, content, teacher):
     data = documents(20)
-    from_model, from_path = build(data, "a"), build(Dataset.from_list(data), "b", teacher=teacher)
+    from_model = build(data, "a")
+    from_path = build(Dataset.from_list(data), "b", teacher=teacher)
     assert content(from_model, data) == content(from_path, data)
     files = from_path.manifest.identity.teacher["files"]
     assert [(f["file"], f["bytes"]) for f in files] == [
@@ -108,7 +109,8 @@ def test_a_partial_capture_continues_bit_equal(build, documents, content):
 
 
 def test_appended_documents_are_equal_up_to_rounding(build, documents):
-    first, second = documents(20), documents(20, seed=1)
+    first = documents(20)
+    second = documents(20, seed=1)
     whole = build([*first, *second], "whole", top_k=16)
     build(first, "grown", top_k=16)
     grown = build([*first, *second], "grown", top_k=16)
@@ -222,7 +224,8 @@ def test_the_same_weights_under_another_configuration_are_another_teacher(build,
 
 
 def test_every_value_of_a_model_in_memory_counts(build, documents, tiny_model):
-    data, model = documents(5), tiny_model()
+    data = documents(5)
+    model = tiny_model()
     build(data, teacher=model)
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[17, 3] += 0.25
@@ -231,20 +234,22 @@ def test_every_value_of_a_model_in_memory_counts(build, documents, tiny_model):
 
 
 def test_a_teacher_out_of_memory_halves_its_batch_and_goes_on(build, documents, content, monkeypatch, capsys):
-    data, rows, sizes = documents(40), transformers_source.teacher_log_probs, []
+    data = documents(40)
+    compute = transformers_source.teacher_log_probs
+    sizes = []
 
     def small_memory(model, k, **batch):
         sizes.append(len(batch["input_ids"]))
         if sizes[-1] > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return rows(model, k, **batch)
+        return compute(model, k, **batch)
 
     monkeypatch.setattr(transformers_source, "teacher_log_probs", small_memory)
     halved = build(data, "halved")
     assert "ran out of memory" in capsys.readouterr().err
     assert halved.missing(data) == []
     assert max(sizes[-5:]) <= 3  # it does not try the large batch again and again
-    monkeypatch.setattr(transformers_source, "teacher_log_probs", rows)
+    monkeypatch.setattr(transformers_source, "teacher_log_probs", compute)
     whole = build(data, "whole")
     for document in data:
         torch.testing.assert_close(halved.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=0)
@@ -256,7 +261,8 @@ def test_a_real_shortage_of_memory_halves_the_batch_too(build, documents, tiny_m
 
     Memory that earlier tests of this process freed counts as mapped and may be used again, but it is not as much.
     """
-    data, model = documents(600, longest=24), tiny_model(intermediate_size=16_384)
+    data = documents(600, longest=24)
+    model = tiny_model(intermediate_size=16_384)
 
     def capture():
         gc.collect()  # what tests before left for the collector would be room that the limit does not know
@@ -266,7 +272,8 @@ def test_a_real_shortage_of_memory_halves_the_batch_too(build, documents, tiny_m
 
     assert os.waitpid(fork(capture), 0)[1] == 0, capfd.readouterr().err
     assert re.search(r"ran out of memory with \d+ documents.*in \d+ parts from now on", capfd.readouterr().err)
-    halved, whole = TeacherCache(tmp_path / "halved"), build(data, "whole", teacher=model, batch_tokens=1 << 20)
+    halved = TeacherCache(tmp_path / "halved")
+    whole = build(data, "whole", teacher=model, batch_tokens=1 << 20)
     assert halved.missing(data) == []
     for document in data[:50]:
         torch.testing.assert_close(halved.lookup(**document).logps, whole.lookup(**document).logps, atol=4e-3, rtol=0)
@@ -409,7 +416,8 @@ def test_the_disk_is_checked_before_the_first_batch(mounted, documents, tiny_mod
 
 
 def test_a_disk_that_fills_up_keeps_what_was_published(mounted, documents, tiny_model, tiny_tokenizer, content, capsys):
-    data, disk = documents(100), mounted("-t", "tmpfs", "-o", "size=192k", "tmpfs")
+    data = documents(100)
+    disk = mounted("-t", "tmpfs", "-o", "size=192k", "tmpfs")
     options = {"tokenizer": tiny_tokenizer, "progress": False, "batch_tokens": 128, "shard_bytes": 1, "top_p": 1.0}
     with pytest.raises(OSError, match=r"no space left.*stays valid.*about [\d.]+ MB are still to be written"):
         build_cache(data, tiny_model(), disk / "cache", **options)
@@ -516,7 +524,8 @@ def test_a_transformers_teacher_advises_by_its_device(tiny_model, monkeypatch):
 
 
 def test_dropout_is_off_while_a_model_in_training_teaches(build, documents, content, tiny_model):
-    data, model = documents(10), tiny_model(attention_dropout=0.5).train()
+    data = documents(10)
+    model = tiny_model(attention_dropout=0.5).train()
     assert content(build(data, "training", teacher=model), data) == content(build(data, "evaluating"), data)
     assert model.training
 
@@ -525,11 +534,11 @@ def test_the_manifest_tells_what_was_measured(build, documents):
     data = documents(30)
     cache = build(data, top_k=8)
     measured = cache.manifest.measured
-    rows = [cache.lookup(**d) for d in data]
+    log_probs = [cache.lookup(**d) for d in data]
     assert measured["label_tokens"] == sum(len(label_positions(d["labels"])) for d in data)
     assert measured["bytes_per_label_token"] == 5 + 8 * (9 / 8 + 2)
     assert measured["mean_k"] == 8
-    tail = torch.cat([1 - r.logps.double().exp().sum(dim=1) for r in rows]).mean()
+    tail = torch.cat([1 - r.logps.double().exp().sum(dim=1) for r in log_probs]).mean()
     assert measured["tail_mass"] == pytest.approx(tail.item(), rel=1e-3)
     assert 0 < measured["encoding_max_error"] < 4e-3
     assert 0 <= measured["encoding_kl"] < 1e-5

@@ -30,7 +30,7 @@ BUILD_LIMIT = 30e6
 
 
 def tiny(model_type):
-    """A random model of `model_type` with a lively head; None when no tiny configuration fits it."""
+    """A random model of `model_type` with large weights in its head; None when no tiny configuration fits it."""
     kind = CONFIG_MAPPING[model_type]
     known = vars(kind())
     sizes = {name: size for size, names in SIZES.items() for name in names.split() if known.get(name) is not None}
@@ -48,7 +48,7 @@ def tiny(model_type):
 
 
 def outcome(model_type):
-    """What becomes of a teacher of this type: "not built", "refused: …", "right" or "wrong by …"."""
+    """What becomes of a teacher of this type: "not built", "rejected: …", "right" or "wrong by …"."""
     ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
     try:
         model = tiny(model_type)
@@ -60,7 +60,7 @@ def outcome(model_type):
         check_teacher_head(model, input_ids=ids)
         found = teacher_log_probs(model, None, input_ids=ids, labels=ids)
     except Exception as error:
-        return f"refused: {error}"[:120]
+        return f"rejected: {error}"[:120]
     if found.logps.shape != own.shape:
         return f"wrong by its shape {tuple(found.logps.shape)}"
     gap = (found.logps - own).abs().max().item()

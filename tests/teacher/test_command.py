@@ -123,7 +123,8 @@ class LongAgo(datetime):
 def test_list_names_teacher_size_last_use_and_data(qsft, default_caches, teacher, capsys):
     assert qsft("list") == 0
     text = capsys.readouterr().out
-    old, fresh = text.index("old-4567"), text.index("fresh-0123")
+    old = text.index("old-4567")
+    fresh = text.index("fresh-0123")
     assert old < fresh  # the least recently used first
     assert f"{teacher} (float32, exact, k=8)" in text
     assert "5 documents" in text

@@ -37,8 +37,8 @@ def random_log_probs(draw):
 
 
 @cache
-def lively(n, vocab_size=QWEN, k=64, seed=0):
-    """Top-k rows of distributions as peaked as a language model's, from nearly certain to nearly flat."""
+def mixed_log_probs(n, vocab_size=QWEN, k=64, seed=0):
+    """Top-k log-probs of distributions as peaked as a language model's, from nearly certain to nearly flat."""
     rng = np.random.default_rng(seed)
     z = rng.standard_normal((n, vocab_size)).astype(np.float32) * rng.uniform(1, 4, (n, 1)).astype(np.float32)
     z[np.arange(n)[:, None], rng.integers(0, vocab_size, (n, 6))] += rng.exponential(5, (n, 6)).astype(np.float32) + 8
@@ -51,41 +51,42 @@ def lively(n, vocab_size=QWEN, k=64, seed=0):
     return canonical(TopKArrays(ids.astype(np.int32), np.take_along_axis(z, ids, 1), z[:, 0], tail))
 
 
-def decoded(codec, rows):
-    return codec.decode(np.frombuffer(codec.encode(rows), np.uint8), len(rows.label_logp))
+def decoded(codec, log_probs):
+    return codec.decode(np.frombuffer(codec.encode(log_probs), np.uint8), len(log_probs.label_logp))
 
 
 @given(random_log_probs())
 @settings(max_examples=60, deadline=None)
 def test_exact_round_trip_is_fp16_of_the_log_probs(sample):
-    vocab_size, k, rows = sample
-    out, want = decoded(Exact(k, vocab_size), rows), canonical(rows)
-    live = want.logps > -np.inf
-    assert (out.ids[live] == want.ids[live]).all()
+    vocab_size, k, log_probs = sample
+    out = decoded(Exact(k, vocab_size), log_probs)
+    expected = canonical(log_probs)
+    live = expected.logps > -np.inf
+    assert (out.ids[live] == expected.ids[live]).all()
     assert out.logps.dtype == np.float16
-    assert (out.logps == want.logps.astype(np.float16)).all()
-    assert (out.label_logp == want.label_logp.astype(np.float16)).all()
-    assert (out.log_tail == want.log_tail.astype(np.float16)).all()
+    assert (out.logps == expected.logps.astype(np.float16)).all()
+    assert (out.label_logp == expected.label_logp.astype(np.float16)).all()
+    assert (out.log_tail == expected.log_tail.astype(np.float16)).all()
 
 
 @given(random_log_probs())
 @settings(max_examples=60, deadline=None)
 def test_compact_keeps_ids_and_the_first_slots_and_is_within_half_a_step(sample):
-    vocab_size, k, rows = sample
-    out, want = decoded(Compact(k, vocab_size), rows), canonical(rows)
-    live = want.logps > -np.inf
-    assert (out.ids[live] == want.ids[live]).all()
+    vocab_size, k, log_probs = sample
+    out = decoded(Compact(k, vocab_size), log_probs)
+    expected = canonical(log_probs)
+    live = expected.logps > -np.inf
+    assert (out.ids[live] == expected.ids[live]).all()
     assert out.logps.dtype == np.float32
     assert ((out.logps > -np.inf) == live).all()
-    assert (out.log_tail == want.log_tail.astype(np.float16)).all()
-    with np.errstate(invalid="ignore"):  # −inf − −inf
-        first_error = np.abs(out.logps - want.logps)[:, :FIRST_SLOTS][live[:, :FIRST_SLOTS]]
-    assert (
-        first_error <= np.maximum(2.0**-15, 2.0**-12 * np.abs(want.logps[:, :FIRST_SLOTS][live[:, :FIRST_SLOTS]]))
-    ).all()
+    assert (out.log_tail == expected.log_tail.astype(np.float16)).all()
+    first_live = live[:, :FIRST_SLOTS]
+    first = out.logps[:, :FIRST_SLOTS][first_live]
+    first_expected = expected.logps[:, :FIRST_SLOTS][first_live]
+    assert (np.abs(first - first_expected) <= np.maximum(2.0**-15, 2.0**-12 * np.abs(first_expected))).all()
     assert (np.diff(np.where(live, out.logps, -1e9), axis=1) <= 0).all()  # sorted, as they were
     if k > FIRST_SLOTS:
-        finite = np.where(live, want.logps, 0.0)
+        finite = np.where(live, expected.logps, 0.0)
         gaps = np.where(live[:, FIRST_SLOTS:], finite[:, FIRST_SLOTS - 1 : -1] - finite[:, FIRST_SLOTS:], 0.0)
         # of the slot from which differences are counted
         rounding = np.maximum(2.0**-15, 2.0**-12 * np.abs(finite[:, FIRST_SLOTS - 1]))
@@ -98,17 +99,17 @@ def test_compact_keeps_ids_and_the_first_slots_and_is_within_half_a_step(sample)
 @given(random_log_probs())
 @settings(max_examples=25, deadline=None)
 def test_encoding_a_decoded_exact_payload_changes_nothing(sample):
-    vocab_size, k, rows = sample
+    vocab_size, k, log_probs = sample
     codec = Exact(k, vocab_size)
-    payload = codec.encode(rows)
-    assert codec.encode(codec.decode(np.frombuffer(payload, np.uint8), len(rows.label_logp))) == payload
+    payload = codec.encode(log_probs)
+    assert codec.encode(codec.decode(np.frombuffer(payload, np.uint8), len(log_probs.label_logp))) == payload
 
 
 def test_compact_is_small_and_close_at_k_64_of_qwens_vocabulary():
-    rows = lively(50)
+    log_probs = mixed_log_probs(50)
     for codec, most_bytes, most_kl in ((Compact(64, QWEN), 227, 2e-8), (Exact(64, QWEN), 277, 1e-7)):
-        size = len(codec.encode(rows)) / len(rows.label_logp)
-        kl = encoding_kl(rows, decoded(codec, rows)).mean()
+        size = len(codec.encode(log_probs)) / len(log_probs.label_logp)
+        kl = encoding_kl(log_probs, decoded(codec, log_probs)).mean()
         print(f"{type(codec).__name__}: {size} bytes per label token, KL {kl:.2e}")
         assert size <= most_bytes
         assert 0 <= kl <= most_kl
@@ -123,13 +124,13 @@ def test_compact_is_close_where_likely_tokens_end_in_a_large_gap():
     order = np.argsort(-z, axis=1)
     z = np.take_along_axis(z, order, 1)
     tail = np.log(np.exp(z[:, 64:]).sum(axis=1))
-    rows = canonical(TopKArrays(order[:, :64].astype(np.int32), z[:, :64], z[:, 0], tail))
-    assert encoding_kl(rows, decoded(Compact(64, 2000), rows)).mean() < 1e-7
+    log_probs = canonical(TopKArrays(order[:, :64].astype(np.int32), z[:, :64], z[:, 0], tail))
+    assert encoding_kl(log_probs, decoded(Compact(64, 2000), log_probs)).mean() < 1e-7
 
 
 def test_top_p_costs_in_proportion_to_mean_k():
-    rows = lively(50)
-    short = truncate(rows, 0.99, min_k=1)
+    log_probs = mixed_log_probs(50)
+    short = truncate(log_probs, 0.99, min_k=1)
     mean_k = (short.logps > -np.inf).sum() / 50
     assert 1 < mean_k < 50
     for name, codec in ((name, kind(64, QWEN)) for name, kind in ENCODINGS.items()):
@@ -140,9 +141,9 @@ def test_top_p_costs_in_proportion_to_mean_k():
 @given(st.floats(0.01, 1.0), st.integers(1, 8))
 @settings(max_examples=25, deadline=None)
 def test_truncate_keeps_the_shortest_prefix_with_the_mass(top_p, min_k):
-    rows = lively(20, vocab_size=500, k=16, seed=3)
-    kept = truncate(rows, top_p, min_k).logps > -np.inf
-    mass = np.exp(rows.logps.astype(np.float64))
+    log_probs = mixed_log_probs(20, vocab_size=500, k=16, seed=3)
+    kept = truncate(log_probs, top_p, min_k).logps > -np.inf
+    mass = np.exp(log_probs.logps.astype(np.float64))
     for row, count in zip(mass, kept.sum(axis=1)):
         assert count >= min(min_k, 16)
         assert row[:count].sum() >= min(top_p, row.sum()) - 1e-9
@@ -152,9 +153,9 @@ def test_truncate_keeps_the_shortest_prefix_with_the_mass(top_p, min_k):
 @pytest.mark.parametrize("kind", ENCODINGS.values())
 def test_the_tail_survives_rounding(kind):
     """1 − Σ exp(rounded log-probs) is wrong by several percent and more; the stored tail is fp16 of the true one."""
-    rows = lively(50)
-    out = decoded(kind(64, QWEN), rows)
-    true = np.exp(rows.log_tail.astype(np.float64))
+    log_probs = mixed_log_probs(50)
+    out = decoded(kind(64, QWEN), log_probs)
+    true = np.exp(log_probs.log_tail.astype(np.float64))
     stored = np.exp(out.log_tail.astype(np.float64))
     recovered = 1 - np.exp(out.logps.astype(np.float64)).sum(axis=1)
     assert np.abs(stored / true - 1).max() < 1e-2
@@ -162,8 +163,8 @@ def test_the_tail_survives_rounding(kind):
 
 
 def test_what_top_p_cuts_is_tail():
-    rows = lively(50)
-    short = truncate(rows, 0.9, min_k=1)
+    log_probs = mixed_log_probs(50)
+    short = truncate(log_probs, 0.9, min_k=1)
     mass = np.exp(short.logps.astype(np.float64)).sum(axis=1) + np.exp(short.log_tail)
     np.testing.assert_allclose(mass, 1, atol=1e-5)
 
@@ -171,15 +172,16 @@ def test_what_top_p_cuts_is_tail():
 @pytest.mark.parametrize(("k", "n", "size"), [(65_535, 4_200_000, 4_200_000 * 6), (65_535, 3_000, 3_000 * 6)])
 def test_positions_that_would_exhaust_the_memory_are_rejected_before_it_is_allocated(k, n, size):
     codec = Exact(k, QWEN)
-    payload = np.broadcast_to(np.zeros(1, np.uint8), size)  # rows without a single slot
+    payload = np.broadcast_to(np.zeros(1, np.uint8), size)  # positions without a single slot
     with pytest.raises(ValueError, match=f"claim {n} label positions of k=65535"):
         codec.decode(payload, n)
 
 
 @pytest.mark.parametrize("kind", ENCODINGS.values())
 def test_bytes_that_cannot_be_a_payload_are_rejected(kind):
-    codec, rows = kind(8, 300), lively(3, vocab_size=300, k=8)
-    payload = np.frombuffer(codec.encode(rows), np.uint8)
+    codec = kind(8, 300)
+    log_probs = mixed_log_probs(3, vocab_size=300, k=8)
+    payload = np.frombuffer(codec.encode(log_probs), np.uint8)
     for wrong in (payload[:-1], np.append(payload, np.uint8(0)), payload[:0]):
         with pytest.raises(ValueError, match="document"):
             codec.decode(wrong, 3)
@@ -187,15 +189,15 @@ def test_bytes_that_cannot_be_a_payload_are_rejected(kind):
     too_many[0] = 9
     with pytest.raises(ValueError, match="claims 9 slots"):
         codec.decode(too_many, 3)
-    smaller = kind(8, int(rows.ids.max()))  # same number of bits, one id too large
+    smaller = kind(8, int(log_probs.ids.max()))  # same number of bits, one id too large
     with pytest.raises(ValueError, match="outside the vocabulary"):
         smaller.decode(payload, 3)
 
 
 def test_nan_is_never_encoded():
-    rows = TopKArrays(np.zeros((1, 2), np.int32), np.array([[0.0, np.nan]]), np.zeros(1), np.zeros(1))
+    log_probs = TopKArrays(np.zeros((1, 2), np.int32), np.array([[0.0, np.nan]]), np.zeros(1), np.zeros(1))
     with pytest.raises(ValueError, match="NaN"):
-        Exact(2, 10).encode(rows)
+        Exact(2, 10).encode(log_probs)
 
 
 @pytest.mark.parametrize("kind", ENCODINGS.values())
@@ -214,7 +216,7 @@ def test_nan_is_never_encoded():
 def test_of_all_halves_only_those_of_a_log_prob_are_read(kind, bits, is_logp):
     """±0 and −inf are; 1.0 and both signs of NaN are not."""
     codec = kind(8, 300)
-    payload = np.frombuffer(codec.encode(lively(3, vocab_size=300, k=8)), np.uint8).copy()
+    payload = np.frombuffer(codec.encode(mixed_log_probs(3, vocab_size=300, k=8)), np.uint8).copy()
     payload[3:5] = np.frombuffer(np.uint16(bits).tobytes(), np.uint8)  # the first label's, behind three counts
     if is_logp:
         assert codec.decode(payload, 3).label_logp.view(np.uint16)[0] == bits
@@ -231,16 +233,16 @@ def test_a_slot_below_the_lowest_log_prob_stays_a_slot():
     first = np.array([30 << 11 | 2046] * 12, "<u2").tobytes()  # 2^15·(1 + 2046/2048)
     step = np.array([1.0], "<f2").tobytes()
     payload = counts + label_and_tail + ids + first + step + bytes([255])
-    rows = Compact(13, 256).decode(np.frombuffer(payload, np.uint8), 1)
-    assert rows.ids.tolist() == [list(range(13))]
-    assert rows.logps[0].tolist() == [LOWEST] * 13
+    log_probs = Compact(13, 256).decode(np.frombuffer(payload, np.uint8), 1)
+    assert log_probs.ids.tolist() == [list(range(13))]
+    assert log_probs.logps[0].tolist() == [LOWEST] * 13
 
 
 def test_certainty_is_exact_in_compact():
     logps = np.array([[0.0, -1e-6, -40.0]])
-    rows = decoded(Compact(3, 256), TopKArrays(np.arange(3)[None], logps, np.zeros(1), np.full(1, -np.inf)))
-    assert rows.logps.tolist() == [[0.0, 0.0, -40.0]]
-    assert not np.signbit(rows.logps[0, 0])
+    log_probs = decoded(Compact(3, 256), TopKArrays(np.arange(3)[None], logps, np.zeros(1), np.full(1, -np.inf)))
+    assert log_probs.logps.tolist() == [[0.0, 0.0, -40.0]]
+    assert not np.signbit(log_probs.logps[0, 0])
 
 
 def test_a_step_that_is_not_finite_is_rejected():

@@ -70,7 +70,8 @@ def test_a_launched_capture_killed_at_random_continues_bit_equal(launcher, start
     data = start.data
     expected = content(build(data, "one", top_k=8, batch_tokens=64), data)
     rng = random.Random(launcher)
-    counts, shards = Counter(), []
+    counts = Counter()
+    shards = []
     for number in range(rounds(short=1, long=10)):
         out = tmp_path / str(number)
         for _ in range(rounds(short=1, long=2)):

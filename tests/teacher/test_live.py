@@ -11,10 +11,13 @@ VOCABULARY = 320  # entries of the tiny models' heads
 
 @pytest.fixture
 def batch(documents):
-    rows = [d for d in documents(12) if len(label_positions(d["labels"]))]
-    width = max(len(d["input_ids"]) for d in rows)
-    pad = lambda name, value: torch.tensor([d[name] + [value] * (width - len(d[name])) for d in rows])  # noqa: E731
-    mask = torch.tensor([[1] * len(d["input_ids"]) + [0] * (width - len(d["input_ids"])) for d in rows])
+    data = [d for d in documents(12) if len(label_positions(d["labels"]))]
+    width = max(len(d["input_ids"]) for d in data)
+
+    def pad(name, value):
+        return torch.tensor([d[name] + [value] * (width - len(d[name])) for d in data])
+
+    mask = torch.tensor([[1] * len(d["input_ids"]) + [0] * (width - len(d["input_ids"])) for d in data])
     return {"input_ids": pad("input_ids", 0), "labels": pad("labels", -100), "attention_mask": mask}
 
 
@@ -34,32 +37,33 @@ def every_log_prob(model, batch, **options):
 
 def test_log_probs_are_the_models_own(tiny_model, batch):
     model = tiny_model().eval()
-    want, labels = reference(model, batch)
-    torch.testing.assert_close(every_log_prob(model, batch), want)
+    expected, labels = reference(model, batch)
+    torch.testing.assert_close(every_log_prob(model, batch), expected)
     top = LiveTeacher(model, k=8)(**batch)
     assert isinstance(top, TopK)
-    torch.testing.assert_close(top.logps, want.topk(8).values)
-    torch.testing.assert_close(want.gather(1, top.ids.long()), top.logps)
-    torch.testing.assert_close(top.label_logp, want.gather(1, labels[:, None])[:, 0])
+    torch.testing.assert_close(top.logps, expected.topk(8).values)
+    torch.testing.assert_close(expected.gather(1, top.ids.long()), top.logps)
+    torch.testing.assert_close(top.label_logp, expected.gather(1, labels[:, None])[:, 0])
     assert not top.logps.requires_grad
 
 
 def test_more_than_the_vocabulary_is_the_vocabulary(tiny_model, batch):
-    rows = LiveTeacher(tiny_model().eval(), k=1000)(**batch)
-    assert rows.ids.shape[-1] == 320
-    torch.testing.assert_close(rows.logps.exp().sum(dim=-1), torch.ones(len(rows.logps)))
+    log_probs = LiveTeacher(tiny_model().eval(), k=1000)(**batch)
+    assert log_probs.ids.shape[-1] == 320
+    torch.testing.assert_close(log_probs.logps.exp().sum(dim=-1), torch.ones(len(log_probs.logps)))
 
 
 def test_it_agrees_with_a_cache(tiny_model, batch, documents, build):
     data = [d for d in documents(12) if len(label_positions(d["labels"]))]
-    cache, live = build(data), LiveTeacher(tiny_model().eval(), k=8)(**batch)
+    cache = build(data)
+    live = LiveTeacher(tiny_model().eval(), k=8)(**batch)
     cached = torch.cat([cache.lookup(**d).logps for d in data])
     torch.testing.assert_close(live.logps, cached.float(), atol=3e-3, rtol=1e-3)
 
 
 def test_a_peft_student_is_its_own_teacher_with_the_adapter_off(tiny_model, batch):
     base = tiny_model().eval()
-    want, _ = reference(base, batch)
+    expected, _ = reference(base, batch)
     student = get_peft_model(tiny_model(attention_dropout=0.5), LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
     with torch.no_grad():
         for name, parameter in student.named_parameters():
@@ -68,9 +72,9 @@ def test_a_peft_student_is_its_own_teacher_with_the_adapter_off(tiny_model, batc
     student.train()
     moved, _ = reference(student.eval(), batch)
     student.train()
-    torch.testing.assert_close(every_log_prob(student, batch, is_student=True), want)
+    torch.testing.assert_close(every_log_prob(student, batch, is_student=True), expected)
     torch.testing.assert_close(every_log_prob(student, batch), moved)  # somebody's teacher that has an adapter
-    assert (moved - want).abs().max() > 0.01
+    assert (moved - expected).abs().max() > 0.01
     assert student.training
     assert all(not layer.disable_adapters for name, layer in student.named_modules() if hasattr(layer, "lora_A"))
 
@@ -102,8 +106,8 @@ def test_soft_caps_and_scales_of_the_head_are_applied(family, batch):
         config.logits_scaling = 8.0
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
-    want, _ = reference(model, batch)
-    torch.testing.assert_close(every_log_prob(model, batch), want, atol=1e-4, rtol=1e-4)
+    expected, _ = reference(model, batch)
+    torch.testing.assert_close(every_log_prob(model, batch), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

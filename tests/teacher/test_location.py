@@ -70,7 +70,8 @@ def test_a_capture_on_nodes_that_share_no_directory_is_rejected_on_each(
 ):
     """Two processes of one launch, each with a directory of its own: nobody waits for ever, nothing is mixed."""
     monkeypatch.setattr(rendezvous, "ARRIVAL_SECONDS", 1.0)
-    data, model = documents(30), tiny_model()
+    data = documents(30)
+    model = tiny_model()
 
     def node(rank):
         def work():
@@ -85,5 +86,5 @@ def test_a_capture_on_nodes_that_share_no_directory_is_rejected_on_each(
     assert "process 1 has shown no sign of life" in (tmp_path / "0.txt").read_text()
     assert "process 1 does not see in" in (tmp_path / "1.txt").read_text()
     assert all("on a file system they share" in (tmp_path / f"{rank}.txt").read_text() for rank in (0, 1))
-    assert not list((tmp_path / "node1").glob("*.safetensors"))  # refused before its teacher ran
+    assert not list((tmp_path / "node1").glob("*.safetensors"))  # rejected before its teacher ran
     assert build(data, "node0", teacher=model).missing(data) == []  # the first one's half is kept

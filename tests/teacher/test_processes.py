@@ -19,13 +19,15 @@ KEYS = np.arange(32, dtype=np.uint8).reshape(2, 16)  # two documents
 
 
 def test_only_what_is_missing_is_computed_and_in_whole_batches(build, documents, monkeypatch):
-    old, new = documents(200), [d for d in documents(20, seed=1) if len(label_positions(d["labels"]))]
+    old = documents(200)
+    new = [d for d in documents(20, seed=1) if len(label_positions(d["labels"]))]
     build(old)
-    computed, rows = [], transformers_source.teacher_log_probs
+    computed = []
+    compute = transformers_source.teacher_log_probs
 
     def watched(model, k, **batch):
         computed.append(len(batch["input_ids"]))
-        return rows(model, k, **batch)
+        return compute(model, k, **batch)
 
     monkeypatch.setattr(transformers_source, "teacher_log_probs", watched)
     grown = build([*old, *new])
@@ -125,7 +127,8 @@ def test_a_process_whose_heartbeat_stops_is_noticed_by_the_observers_own_clock(l
 
 def test_a_running_process_is_waited_for_without_limit_and_with_growing_pauses(launch, monkeypatch):
     """Its documents arrive after an hour; a look every five seconds is enough."""
-    clock, looks = [0.0], []
+    clock = [0.0]
+    looks = []
     other = launch(1, 1)
 
     def sleep(seconds):

@@ -45,7 +45,8 @@ def test_files_get_the_permissions_of_their_directory(build, documents, tmp_path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 def test_two_users_with_different_umasks_share_a_directory(build, documents, content, fork, tmp_path):
-    first, second = documents(10), documents(10, seed=1)
+    first = documents(10)
+    second = documents(10, seed=1)
     shared = tmp_path / "shared"
     shared.mkdir()
     os.chown(shared, USERS[0], GROUP)
@@ -169,7 +170,8 @@ def test_a_path_that_is_too_long_is_named(build, documents):
 @pytest.mark.slow
 def test_a_million_documents_in_300_shards(build, documents, tiny_tokenizer, tell):
     """Start, memory and lookups; the shards are written as a capture does, with invented log-probs."""
-    count, per_shard = 1_000_000, 3_300
+    count = 1_000_000
+    per_shard = 3_300
     rng = np.random.default_rng(0)
     ids = rng.integers(7, 320, (count, 6), dtype=np.int32)
     ids[:, :3] = np.stack(np.unravel_index(np.arange(count), (100, 100, 100)), axis=1) + 7  # no two alike

@@ -25,11 +25,11 @@ def test_a_sound_cache_is_the_teacher_at_shift_zero_only(build, documents, tiny_
 def test_an_off_by_one_shows(tmp_path, documents, tiny_model, tiny_tokenizer, monkeypatch, off_by):
     from qsft.teacher.sources import transformers_source as module
 
-    rows = module.teacher_log_probs
+    compute = module.teacher_log_probs
 
     def shifted(model, k, input_ids, **batch):
         # The state that predicts token t is taken from one position before or after.
-        return rows(model, k, input_ids=input_ids.roll(off_by, dims=1), **batch)
+        return compute(model, k, input_ids=input_ids.roll(off_by, dims=1), **batch)
 
     monkeypatch.setattr(module, "teacher_log_probs", shifted)
     cache = build_cache(
@@ -51,8 +51,10 @@ def test_a_few_wrong_documents_do_not_disappear_in_the_mean(build, documents, ti
     samples = sample_documents(cache, len(cache.shards))
     of_shard = [{document_key(*document) for document in shard.sample()} for shard in cache.shards]
     assert all(any(document_key(*document) in keys for document in samples) for keys in of_shard)
-    stale, fresh = tiny_model(seed=1), tiny_model()
-    victim, forward = samples[3][0].tolist(), fresh.forward
+    stale = tiny_model(seed=1)
+    fresh = tiny_model()
+    victim = samples[3][0].tolist()
+    forward = fresh.forward
     fresh.forward = lambda input_ids, **kwargs: (
         stale(input_ids, **kwargs) if input_ids[0].tolist() == victim else forward(input_ids=input_ids, **kwargs)
     )

@@ -31,18 +31,21 @@ FLIPS = 80
 def test_any_flipped_byte_is_detected(build, documents, content, tiny_tokenizer, encoding):
     data = documents(6, longest=8)
     cache = build(data, cache_encoding=encoding, top_k=4, shard_bytes=1, batch_tokens=16)
-    want, files = content(cache, data), sorted(cache.path.iterdir())
+    expected = content(cache, data)
+    files = sorted(cache.path.iterdir())
     assert len(files) > 3
     assert verify_cache(cache.path).ok
     rng = np.random.default_rng(0)
     for path in rng.choice(files, FLIPS):
         raw = path.read_bytes()
-        place, bit = int(rng.integers(len(raw))), 1 << int(rng.integers(8))
+        place = int(rng.integers(len(raw)))
+        bit = 1 << int(rng.integers(8))
         path.write_bytes(raw[:place] + bytes([raw[place] ^ bit]) + raw[place + 1 :])
         report = verify_cache(cache.path)
         assert path.name in report.problems, f"byte {place} of {path.name} xor {bit}"
         assert (
-            noticed_before_training(cache.path, data, tiny_tokenizer) or content(TeacherCache(cache.path), data) == want
+            noticed_before_training(cache.path, data, tiny_tokenizer)
+            or content(TeacherCache(cache.path), data) == expected
         )
         path.write_bytes(raw)
     assert verify_cache(cache.path).ok
@@ -79,8 +82,10 @@ def test_a_flip_in_what_training_reads_is_noticed_by_the_pre_flight(build, docum
 def test_a_truncated_shard_is_named_dropped_and_rebuilt_alone(build, documents, content, size):
     data = documents(60)
     cache = build(data, shard_bytes=1)
-    want, shards = content(cache, data), published_shards(cache.path)
-    victim, others = shards[0], {path: path.stat().st_mtime_ns for path in shards[1:]}
+    expected = content(cache, data)
+    shards = published_shards(cache.path)
+    victim = shards[0]
+    others = {path: path.stat().st_mtime_ns for path in shards[1:]}
     lost = len(Shard(victim))
     if size == "missing":
         victim.unlink()
@@ -94,14 +99,14 @@ def test_a_truncated_shard_is_named_dropped_and_rebuilt_alone(build, documents, 
     assert list(report.problems) == [victim.name]
     assert report.drop() == len(cache) - lost
     rebuilt = build(data)
-    assert content(rebuilt, data) == want
+    assert content(rebuilt, data) == expected
     assert {path: path.stat().st_mtime_ns for path in others} == others
 
 
 def test_damaged_manifest_and_vocabulary_are_restored(build, documents, content):
     data = documents(10)
     cache = build(data)
-    want = content(cache, data)
+    expected = content(cache, data)
     for name in (MANIFEST, "vocabulary.json"):
         (cache.path / name).write_bytes(b"{}")
         report = verify_cache(cache.path)
@@ -109,7 +114,7 @@ def test_damaged_manifest_and_vocabulary_are_restored(build, documents, content)
         assert report.drop() == len(cache)
         rebuilt = build(data)
         assert rebuilt.verify().ok
-        assert content(rebuilt, data) == want
+        assert content(rebuilt, data) == expected
 
 
 def test_a_truncated_shard_of_a_running_capture_is_noticed_too(build, documents):
@@ -143,7 +148,7 @@ def test_hostile_indexes_are_rejected_before_anything_is_allocated(build, docume
     huge = np.full(n, 2**31 - 1, np.int32)
     backwards = good["offsets"].copy()
     backwards[1] = backwards[-1] + 1
-    lies = [
+    forgeries = [
         {"positions": huge},
         {"positions": -huge},
         {"positions": np.zeros(n, np.int32)},
@@ -158,17 +163,18 @@ def test_hostile_indexes_are_rejected_before_anything_is_allocated(build, docume
         {"payload": good["payload"][:-1]},
         {"payload": good["payload"].reshape(1, -1)},
     ]
-    for lie in lies:
-        path = forge(path, **(good | lie))
+    for changes in forgeries:
+        path = forge(path, **(good | changes))
         with pytest.raises(DamagedShard, match="damaged"):
             Shard(path)
 
 
 def test_a_shard_that_claims_far_more_than_it_holds_is_rejected_when_it_is_opened(tmp_path):
-    """k = 65,535 and rows without a slot: 1,800 bytes that would make a reader allocate 79 MB, and any multiple."""
+    """k = 65,535 and no slots: 1,800 bytes that would make a reader allocate 79 MB, and any multiple."""
     identity = Identity({"name": "none"}, {"tokens": 10**6}, 10**6, 65_535, "exact", None, 1, "float32")
     create_manifest(tmp_path, identity)
-    builder, positions = ShardBuilder(), 300
+    builder = ShardBuilder()
+    positions = 300
     empty = TopKArrays(
         np.zeros((positions, 1), np.int32), np.full((positions, 1), -np.inf), -np.ones(positions), np.zeros(positions)
     )
@@ -185,7 +191,8 @@ def test_a_shard_that_claims_far_more_than_it_holds_is_rejected_when_it_is_opene
 
 
 def test_a_shard_of_another_cache_is_not_called_damaged(build, documents):
-    cache, other = build(documents(5)), build(documents(5), "other", top_k=4)
+    cache = build(documents(5))
+    other = build(documents(5), "other", top_k=4)
     [foreign] = published_shards(other.path)
     (cache.path / foreign.name).write_bytes(foreign.read_bytes())
     for open_it in (lambda: TeacherCache(cache.path), lambda: build(documents(6))):
@@ -198,10 +205,13 @@ def test_a_forged_payload_with_a_right_checksum_is_rejected_by_its_bounds(build,
     cache = build(data)
     [path] = published_shards(cache.path)
     good = load_file(path)
-    key, rows, end = good["keys"][0].tobytes(), int(good["positions"][0]), int(good["offsets"][1])
-    payload, crc = good["payload"].copy(), good["crc"].copy()
-    payload[5 * rows : 14 * rows] = 255  # the ids: 8 slots of 9 bits per label position
-    crc[0] = checksum(key, rows, payload[:end])
+    key = good["keys"][0].tobytes()
+    positions = int(good["positions"][0])
+    end = int(good["offsets"][1])
+    payload = good["payload"].copy()
+    crc = good["crc"].copy()
+    payload[5 * positions : 14 * positions] = 255  # the ids: 8 slots of 9 bits per label position
+    crc[0] = checksum(key, positions, payload[:end])
     forge(path, payload=payload, crc=crc)
     (cache.path / MANIFEST).unlink()
     report = verify_cache(cache.path)
@@ -218,8 +228,9 @@ def test_a_forged_payload_with_a_right_checksum_is_rejected_by_its_bounds(build,
 def test_a_sound_shard_is_never_dropped_for_a_manifest_that_is_wrong(build, documents, content):
     """Another cache's manifest: shards and manifest disagree, and only the user can say which is out of place."""
     data = documents(20)
-    cache, other = build(data), build(data, "other", top_k=4)
-    want = content(cache, data)
+    cache = build(data)
+    other = build(data, "other", top_k=4)
+    expected = content(cache, data)
     right = (cache.path / MANIFEST).read_bytes()
     (cache.path / MANIFEST).write_bytes((other.path / MANIFEST).read_bytes())
     [shard] = published_shards(cache.path)
@@ -228,13 +239,13 @@ def test_a_sound_shard_is_never_dropped_for_a_manifest_that_is_wrong(build, docu
     report.drop()
     assert shard.is_file()
     (cache.path / MANIFEST).write_bytes(right)
-    assert content(TeacherCache(cache.path), data) == want
+    assert content(TeacherCache(cache.path), data) == expected
 
 
 def test_a_manifest_that_states_a_wrong_size_is_written_anew(build, documents, content):
     data = documents(20)
     cache = build(data)
-    want = content(cache, data)
+    expected = content(cache, data)
     entries = {name: entry | {"bytes": entry["bytes"] + 1} for name, entry in cache.manifest.shards.items()}
     (cache.path / MANIFEST).write_bytes(replace(cache.manifest, shards=entries).to_bytes())
     with pytest.raises(ValueError, match="the manifest says"):
@@ -242,7 +253,7 @@ def test_a_manifest_that_states_a_wrong_size_is_written_anew(build, documents, c
     report = verify_cache(cache.path)
     assert list(report.problems) == [MANIFEST]
     assert report.drop() == len(cache)
-    assert content(TeacherCache(cache.path), data) == want
+    assert content(TeacherCache(cache.path), data) == expected
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "directory"])

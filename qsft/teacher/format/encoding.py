@@ -193,7 +193,8 @@ class Compact(Codec):
 
     def _encode_slots(self, logps: np.ndarray, live: np.ndarray) -> list[np.ndarray]:
         first_live = live[:, :FIRST_SLOTS]
-        rest, rest_live = logps[:, FIRST_SLOTS:], live[:, FIRST_SLOTS:]
+        rest = logps[:, FIRST_SLOTS:]
+        rest_live = live[:, FIRST_SLOTS:]
         codes = _to_codes(logps[:, :FIRST_SLOTS])
         # Differences are taken from what a reader will decode, so that rounding errors do not add up.
         start = np.where(rest_live.any(axis=1), _from_codes(codes[:, -1]), 0.0)[:, None]

@@ -127,9 +127,10 @@ class TransformersSource(TeacherSource):
         base = self._adapter_base()
         if base is None:
             description = self._describe_files(self.name, self._revision)
+            base_description = None
         else:
             description = self._describe_adapter()
-        base_description = None if base is None else self._describe_files(*base)
+            base_description = self._describe_files(*base)
         config_digest = description["config"] if self._model is None else _computation_digest(self._model)
         return description | {
             "config": config_digest,

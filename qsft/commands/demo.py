@@ -20,7 +20,7 @@ examples:
   qsft demo --noise 0
   # a teacher that is confident and wrong: Target-SFT loses
   qsft demo --wrong_teacher
-  # a teacher that is wrong in half of what it teaches
+  # a teacher that is wrong in half of the products
   qsft demo --wrong_teacher half
   # all of these cases in one table
   qsft demo --scenarios
@@ -44,7 +44,7 @@ def add_options(parser: Any) -> None:
         choices=("wrong", "half"),
         default="right",
         const="wrong",
-        help="use a teacher that is confident and wrong; with half, it is wrong in half of the facts",
+        help="use a teacher that is confident and wrong in every product; with half, in half of the products",
     )
     parser.add_argument(
         "--scenarios",

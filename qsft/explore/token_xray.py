@@ -36,13 +36,14 @@ def xray(
 ) -> dict[str, Any]:
     """Return the numbers of the page of tokens as JSON-able data.
 
-    Args:
-        n: documents at most. MOST_TOKENS label tokens are read at most; `left_out` counts the others.
-        top: how many of the likeliest tokens of student and of teacher are shown as alternatives.
-
     A token is a dict: text, text_before (unlabeled text between the last label token and this one), label (the token
     id), p, t, gamma, q and gradient (of the label), quadrant, alternatives (dicts of token, p, t and q, without the
     label, likeliest first). What is not known is None.
+
+    Args:
+        n: documents at most. MOST_TOKENS label tokens are shown at most; `left_out` counts those of the
+            last document that are not shown.
+        top: how many of the likeliest tokens of student and of teacher are shown as alternatives.
     """
     text = TokenText(tokenizer)
     shown: list[dict[str, Any]] = []

@@ -17,15 +17,15 @@ from qsft.teacher.log_probs import check_teacher_head, head_size, teacher_log_pr
 class LiveTeacher:
     """The log-probs of `model` at the label positions of a batch.
 
+    A call needs no host-device synchronization. What it finds wrong (log-probs that are not finite, tokens the teacher
+    does not know) is kept in a tensor until `raise_if_invalid` reads it.
+
     Args:
         model: a causal LM.
         k: slots per label position, as in a cache.
         is_student: whether `model` is a PEFT student that is its own teacher. Its adapters are disabled for the call,
             and no second copy of the weights is needed.
         shared_ids: the number of ids that mean the same to the teacher and to the tokenizer of the data; None for all.
-
-    A call needs no host-device synchronization. What it finds wrong (log-probs that are not finite, tokens the teacher
-    does not know) is kept in a tensor until `raise_if_invalid` reads it.
     """
 
     def __init__(self, model: nn.Module, k: int, *, is_student: bool = False, shared_ids: int | None = None) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from qsft.processes import world_size
+from qsft.processes import local_rank, world_size
 
 LAUNCHER_VARIABLES = (
     "RANK",
@@ -102,10 +102,10 @@ def _without_launcher() -> Iterator[None]:
     if world_size() == 1:
         yield
         return
+    own = local_rank()  # read before its variable is hidden
     hidden = {name: os.environ.pop(name) for name in LAUNCHER_VARIABLES if name in os.environ}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    local_rank = hidden["LOCAL_RANK"]
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(local_rank)] if visible else local_rank
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[own] if visible else str(own)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ numbers = st.integers(min_value=0, max_value=99999)
 steps = st.lists(st.tuples(numbers, st.sampled_from("+-*/"), numbers, numbers), min_size=1, max_size=4)
 
 
-def tell(steps, fillers):
+def write_solution(steps, fillers):
     return ". ".join(
         f"{' '.join(filler)} {a} {sign} {b} = {c} {' '.join(filler)}"
         for (a, sign, b, c), filler in zip(steps, [*fillers, *[["so"]] * len(steps)])
@@ -20,7 +20,7 @@ def tell(steps, fillers):
 
 @given(steps, st.lists(words, max_size=4), st.lists(words, max_size=4))
 def test_other_words_are_the_same_path(steps, some, others):
-    assert reasoning_path(tell(steps, some)) == reasoning_path(tell(steps, others))
+    assert reasoning_path(write_solution(steps, some)) == reasoning_path(write_solution(steps, others))
 
 
 @given(steps, numbers, st.integers(min_value=0, max_value=3))
@@ -28,7 +28,7 @@ def test_another_number_is_another_path(steps, number, which):
     a, sign, b, c = steps[which % len(steps)]
     changed = [*steps]
     changed[which % len(steps)] = (a, sign, b, number)
-    assert (reasoning_path(tell(changed, [])) == reasoning_path(tell(steps, []))) == (number == c)
+    assert (reasoning_path(write_solution(changed, [])) == reasoning_path(write_solution(steps, []))) == (number == c)
 
 
 @pytest.mark.parametrize(

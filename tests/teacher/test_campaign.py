@@ -122,7 +122,7 @@ def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documen
         if harmed == raw:
             continue
         path.unlink() if harmed is None else path.write_bytes(harmed)
-        outcomes[judge(cache.path, path, data, expected, content, tiny_tokenizer, kind)] += 1
+        outcomes[check_damage(cache.path, path, data, expected, content, tiny_tokenizer, kind)] += 1
         if number % 40 == 0:  # what is dropped is computed again, and nothing is lost
             verify_cache(cache.path).drop()
             assert (
@@ -136,7 +136,7 @@ def test_damage_to_any_file_is_named_or_harmless(count, encoding, build, documen
     assert outcomes["named"] > 0.6 * count
 
 
-def judge(directory, path, data, expected, content, tokenizer, kind):
+def check_damage(directory, path, data, expected, content, tokenizer, kind):
     """named (verify says which file) or harmless (complete.json was deleted); what can still be read is right."""
     report = verify_cache(directory)
     named = path.name in report.problems

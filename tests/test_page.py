@@ -1,3 +1,5 @@
+"""A page is one file that works offline, and what users wrote in it is escaped."""
+
 import re
 
 import plotly.graph_objects as go

@@ -266,12 +266,12 @@ def _summarize_setting(name: str, evaluations: Sequence[EvaluatedModel]) -> dict
     }
 
 
-def _cell(one: EvaluatedModel, tasks: Sequence[str]) -> dict[str, Any]:
-    results = [one.results[task] for task in tasks]
+def _cell(evaluated: EvaluatedModel, tasks: Sequence[str]) -> dict[str, Any]:
+    results = [evaluated.results[task] for task in tasks]
     strict = [result.problem_means() for result in results]
     lenient = [result.problem_means(lenient=True) for result in results]
     return {
-        "directory": str(one.directory),
+        "directory": str(evaluated.directory),
         "acc": asdict(stats.macro_average(strict)),
         "lenient": asdict(stats.macro_average(lenient)),
         "by_task": {task: float(values.mean()) for task, values in zip(tasks, strict)},

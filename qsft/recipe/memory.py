@@ -261,6 +261,7 @@ def run_plain_head(causal: Any, hidden: Tensor) -> Tensor:
 
 
 def _peak(model: nn.Module, run: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    """Return the most bytes that `run` allocates beside the model and its gradients, and what `run` returns."""
     for parameter in model.parameters():
         if parameter.requires_grad:  # from the second micro-batch on gradients exist and are added to
             parameter.grad = torch.zeros_like(parameter)

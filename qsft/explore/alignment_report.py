@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 NAMES = {"rescue": "Q1 rescue", "filter": "Q2 filter", "agree": "Q3 agree", "student_only": "Q4 student only"}
 MEANINGS = {
-    "rescue": "only the teacher finds the label likely: correction",
-    "filter": "neither finds it likely: noise or free choice",
-    "agree": "both find it likely: already known",
+    "rescue": "only the teacher finds the label likely (correction)",
+    "filter": "neither finds it likely (noise or free choice)",
+    "agree": "both find it likely (already known)",
     "student_only": "only the student finds it likely",
 }
 QUADRANT_COLORS = {"rescue": GREEN, "filter": ORANGE, "agree": SKY, "student_only": PINK}

@@ -52,10 +52,12 @@ function documentFacts(doc) {
 }
 
 function asTable(doc) {
-  const columns = ["token", ...Object.values(VALUES), "kind"];
+  const heading = (name, style) => make("th", { scope: "col", class: style }, name);
+  const numbers = Object.values(VALUES).map((name) => heading(name, "number"));
+  const headings = [heading("token", ""), ...numbers, heading("kind", "")];
   const body = make("tbody");
   const details = make("details", {}, make("summary", {}, "As a table"), make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "tokens" },
-    make("table", {}, make("thead", {}, make("tr", {}, ...columns.map((name) => make("th", { scope: "col" }, name)))), body)));
+    make("table", {}, make("thead", {}, make("tr", {}, ...headings)), body)));
   details.addEventListener("toggle", () => {
     if (!details.open || body.childElementCount) return;
     body.append(...doc.tokens.map((token) => make("tr", {}, make("th", { scope: "row", class: "mono" }, data.vocabulary[token.label]),

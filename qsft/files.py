@@ -34,15 +34,15 @@ def publish(path: Path, content: bytes | str, *, exclusive: bool = False, what: 
     """Give a file its content in one step, and return whether it was written.
 
     Args:
-        path: The file.
-        content: Its content. In text, secrets that the user gave as options are replaced.
-        exclusive: Write only if the file does not exist; False is returned where it does.
-        what: What the file is, for the message of an error.
+        path: the file.
+        content: its content. In text, secrets that the user gave as options are replaced.
+        exclusive: write only if the file does not exist; False is returned where it does.
+        what: what the file is, for the message of an error.
 
     Raises:
-        DiskFullError: There is no space left.
-        ValueError: The name is that of a device, a pipe or a socket.
-        OSError: The directory cannot be written.
+        DiskFullError: there is no space left.
+        ValueError: the name is that of a device, a pipe or a socket.
+        OSError: the directory cannot be written.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         # The rename below would put a file in the place of the device or pipe.

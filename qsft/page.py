@@ -60,13 +60,13 @@ def page(
     """Return a complete HTML document.
 
     Args:
-        title: Text of the title.
+        title: text of the title.
         body: HTML; what users wrote must be escaped with `escape`.
-        lede: One plain sentence under the title.
-        data: What the script reads as `qsft.data`. It is JSON, so text in it stays text.
+        lede: one plain sentence under the title.
+        data: what the script reads as `qsft.data`. It is JSON, so text in it stays text.
         script: JavaScript that runs once data and Plotly are loaded.
-        style: Further CSS.
-        plotly: Inline Plotly even if the body has no figure.
+        style: further CSS.
+        plotly: inline Plotly even if the body has no figure.
     """
     blobs = {"plotly": _plotly()} if plotly or 'class="plot"' in body else {}
     if data is not None:
@@ -89,9 +89,9 @@ def figure(fig: "Figure", caption: str, *, height: int = 360, table: str = "") -
     """Return a Plotly figure as HTML for `page`.
 
     Args:
-        fig: The figure.
-        caption: The text under it, which screen readers read.
-        height: In pixels.
+        fig: the figure.
+        caption: the text under it, which screen readers read.
+        height: in pixels.
         table: HTML of a table with the figure's numbers.
     """
     spec = fig.to_plotly_json()

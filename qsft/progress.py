@@ -16,12 +16,12 @@ class Progress:
     """Prints `WHAT: 12/40 UNIT, TEXT, 0:31 left`.
 
     Args:
-        what: The work.
-        total: Units of work.
-        unit: Name of the unit.
-        done: Units that were complete before; they do not count for the rate.
-        show: Whether to print at all.
-        console: Where to print; standard error by default.
+        what: the work.
+        total: units of work.
+        unit: name of the unit.
+        done: units that were complete before; they do not count for the rate.
+        show: whether to print at all.
+        console: where to print; standard error by default.
     """
 
     def __init__(

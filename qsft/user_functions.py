@@ -25,11 +25,11 @@ def import_function(name: str, option: str) -> Callable[..., Any]:
     The current directory is searched after the installed packages, and for this import only.
 
     Args:
-        name: The function.
-        option: The option or key that it was given with, for the message.
+        name: the function.
+        option: the option or key that it was given with, for the message.
 
     Raises:
-        ValueError: The name has another form, or there is no such function.
+        ValueError: the name has another form, or there is no such function.
     """
     if not is_function_name(name):
         raise ValueError(f"{option} {name!r} is not module:function, such as checks:is_right for a checks.py here.")

@@ -44,12 +44,12 @@ def read_given_recipe(args: argparse.Namespace, overrides: Sequence[str] = (), *
     """Return the recipe of a command with the given keys.
 
     Args:
-        args: The arguments of a command that takes a recipe.
-        overrides: Further words of keys.
-        has_dry_run: Whether the command does what the key `dry_run` says.
+        args: the arguments of a command that takes a recipe.
+        overrides: further words of keys.
+        has_dry_run: whether the command does what the key `dry_run` says.
 
     Raises:
-        ValueError: Neither a recipe nor a key was given, or the command has no dry run and one is requested.
+        ValueError: neither a recipe nor a key was given, or the command has no dry run and one is requested.
     """
     from qsft.recipe.recipe_file import announce_recipe, read_recipe
 
@@ -92,7 +92,7 @@ def given_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict
     """Return the options among `words` by the name they were given with; a flag is True.
 
     Raises:
-        ValueError: The parser does not know an option, or its value is not valid.
+        ValueError: the parser does not know an option, or its value is not valid.
     """
     parser._defaults.clear()  # what `cli` reads, such as takes_recipe
     for action in parser._actions:

@@ -44,7 +44,7 @@ Train = Callable[[Sequence[CuratedRow], str | None, int], str]
 class CurationInputs:
     """What is curated, and by which model.
 
-    Attributes:
+    Args:
         rows: the rows that training would have read.
         settings: where they come from.
         other_dataset: returns the stored rows of another data set, by name.
@@ -65,7 +65,7 @@ class CurationInputs:
 class CurationContext:
     """What a method is given; `verify` and `train` are set while it runs.
 
-    Attributes:
+    Args:
         watch: called with each new record, instead of a progress bar.
         counts: the counts in the manifest.
     """

@@ -19,7 +19,7 @@ _OPTION_LINE = re.compile(r"^[^\S\n]*\(?([A-J])[.):]\s+(\S.*)$", re.MULTILINE)
 class Exercise:
     """What a row contains. A row format sets all fields but the last three, which `read_exercises` adds.
 
-    Attributes:
+    Args:
         format: name of the row's format.
         row: the row as it was read.
         question: the text of the question.

@@ -33,7 +33,7 @@ class Need(StrEnum):
 class CurationMethod:
     """A registered method.
 
-    Attributes:
+    Args:
         title: what it does, in one line.
         reference: the publication.
         settings: a dataclass; the metadata of its fields holds their help.

@@ -54,13 +54,13 @@ def load_training_data(
     """Return the examples to train on, with input_ids and labels for the paper's data sets.
 
     Args:
-        settings: What to read.
-        tokenizer: The student's. Not needed for a data set that TRL reads itself.
-        max_length: Examples whose prompt alone has this many tokens have no label left and are dropped.
-        multiple_of: The examples are cut to a multiple of it, so that every optimizer step has a complete batch.
-        num_proc: Processes of `datasets`.
-        rows: The stored rows, if the caller has them.
-        text_column: The column that TRL reads as text. If given, rows that TRL cannot read are an error.
+        settings: what to read.
+        tokenizer: the student's. Not needed for a data set that TRL reads itself.
+        max_length: examples whose prompt alone has this many tokens have no label left and are dropped.
+        multiple_of: the examples are cut to a multiple of it, so that every optimizer step has a complete batch.
+        num_proc: processes of `datasets`.
+        rows: the stored rows, if the caller has them.
+        text_column: the column that TRL reads as text. If given, rows that TRL cannot read are an error.
     """
     source = find_source(settings)
     rows = read_rows(settings) if rows is None else rows

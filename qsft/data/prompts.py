@@ -24,10 +24,10 @@ Prompt = str | Sequence[int] | Sequence[Message]
 class Preset:
     """A prompt format.
 
-    Attributes:
-        system: The system turn; None for the template's own.
-        suffix: What follows the question.
-        chat: Whether the prompt is a conversation, or plain text.
+    Args:
+        system: the system turn; None for the template's own.
+        suffix: what follows the question.
+        chat: whether the prompt is a conversation, or plain text.
     """
 
     system: str | None = None

@@ -20,7 +20,7 @@ def find_local_dataset(settings: DataSettings) -> Path | None:
 
     Raises:
         FileNotFoundError: `data_dir` does not exist, or `dataset_name` names a file that does not.
-        ValueError: No data set is given.
+        ValueError: no data set is given.
     """
     name = settings.dataset_name
     if settings.data_dir is not None:

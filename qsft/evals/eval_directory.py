@@ -49,7 +49,7 @@ GRADE_AGAIN = "Grade again with `qsft eval … --rescore`."
 class TaskSettings:
     """What is recorded about one task when its evaluation starts.
 
-    Attributes:
+    Args:
         model: name, context length, backend and dtype of the model, and whether its samples are reproducible.
         made_by: everything that the generations depend on.
         protocol: the protocol, with the rule that reads multiple choice.

@@ -30,7 +30,7 @@ class Method(NamedTuple):
 class Published:
     """A table of accuracies in percent, by row and task.
 
-    Attributes:
+    Args:
         methods: the method of a row, where it is one of ours: {"target": name, "target_kwargs": {…}, "any": [names of
             hyper-parameters that may have any value]}. Hyper-parameters that are not named have their defaults.
         notes: what a reader has to know about the table.

@@ -17,7 +17,7 @@ from qsft.inference.sampling import Generation
 class Result:
     """The graded samples of one task.
 
-    Attributes:
+    Args:
         num_samples: samples per problem (n).
         generations: the responses, those of one problem after another: N·n in all.
         grades: the grade of each response.

@@ -30,7 +30,7 @@ class Problem:
 class Task:
     """A benchmark: `problems` in memory, else the rows of `data_dir/<name>.jsonl`, else those of the hub data set.
 
-    Attributes:
+    Args:
         hub: id of the hub data set; `split` and `config` are its split and configuration.
         file: a JSON file {source: [row, …]} in the hub data set, of which the rows of `source` are read.
         published_problems: how many problems the published benchmark has.

@@ -24,12 +24,12 @@ UNTRAINED = Path("evals")  # where models that no run here trained are evaluated
 class EvalRequest:
     """One evaluation.
 
-    Attributes:
-        model: Directory or hub id.
-        tasks: Names of tasks, comma-separated.
-        protocol: Name of a protocol; None is the default of the kind of task.
-        output_dir: Where the results go.
-        settings: Further options of `qsft eval` by name; True stands for a flag.
+    Args:
+        model: directory or hub id.
+        tasks: names of tasks, comma-separated.
+        protocol: name of a protocol; None is the default of the kind of task.
+        output_dir: where the results go.
+        settings: further options of `qsft eval` by name; True stands for a flag.
     """
 
     model: str
@@ -55,7 +55,7 @@ class EvalRequest:
         """Return the request of `qsft eval RECIPE`: the model in the recipe's output directory.
 
         Raises:
-            FileNotFoundError: It was not trained yet.
+            FileNotFoundError: it was not trained yet.
         """
         directory = Path(recipe.output_dir)
         if directory.is_dir() and read_recipe_record(directory) is not None:
@@ -82,8 +82,8 @@ class EvalRequest:
         have a directory of their own.
 
         Args:
-            values: The values of the recipe.
-            given: Options of `qsft eval` by name.
+            values: the values of the recipe.
+            given: options of `qsft eval` by name.
         """
         student = values.get("model_name_or_path")
         if student is None:

@@ -19,7 +19,7 @@ def find_evaluations(runs: Sequence[str]) -> dict[str, Path]:
     """Return the evaluation directories of some runs by a short name of each.
 
     Args:
-        runs: Evaluations, directories of models that have one, or "base" for their student before training.
+        runs: evaluations, directories of models that have one, or "base" for their student before training.
     """
     trained = [run for run in runs if run != BASE]
     directories = [_evaluation_in(Path(run)) for run in trained]
@@ -43,8 +43,8 @@ def find_base_evaluation(evaluations: Sequence[Path]) -> Path:
     """Return where the student of some evaluated runs was evaluated before training: by their sweep, or by itself.
 
     Raises:
-        ValueError: The runs have no recipe, or not the same student.
-        FileNotFoundError: The student was not evaluated; the message has the command.
+        ValueError: the runs have no recipe, or not the same student.
+        FileNotFoundError: the student was not evaluated; the message has the command.
     """
     runs = [run_of(path) for path in evaluations]
     for run in runs:

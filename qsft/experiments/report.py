@@ -70,8 +70,8 @@ class EvaluatedModel:
 class RunsReport:
     """All evaluated runs, grouped by setting.
 
-    Attributes:
-        summary: The content of report.json.
+    Args:
+        summary: the content of report.json.
     """
 
     summary: Mapping[str, Any]
@@ -178,7 +178,7 @@ def report_runs(directories: Sequence[Path]) -> RunsReport:
     """Return the report of every evaluated run below some directories.
 
     Args:
-        directories: Where to look; by default runs, sweeps and evals, as far as they exist.
+        directories: where to look; by default runs, sweeps and evals, as far as they exist.
 
     Raises:
         FileNotFoundError: A directory does not exist, or no evaluated run of a recipe was found.

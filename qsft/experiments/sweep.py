@@ -119,13 +119,13 @@ def _raise_unknown_axis(name: str, targets: Sequence[str]) -> None:
 class Sweep:
     """A recipe, the runs of its grid and where they go.
 
-    Attributes:
-        recipe: Name or file of the recipe; None if `overrides` give the whole training.
-        runs: The points of the grid.
-        output_dir: Directory of all runs.
-        overrides: Options of `qsft train` for every training, those of the launcher included.
-        eval_options: Options of `qsft eval` by name. Tasks and protocol that are not among them are the recipe's.
-        paper: Published numbers to show beside; None for the recipe's own, if it is one of the paper's.
+    Args:
+        recipe: name or file of the recipe; None if `overrides` give the whole training.
+        runs: the points of the grid.
+        output_dir: directory of all runs.
+        overrides: options of `qsft train` for every training, those of the launcher included.
+        eval_options: options of `qsft eval` by name. Tasks and protocol that are not among them are the recipe's.
+        paper: published numbers to show beside; None for the recipe's own, if it is one of the paper's.
     """
 
     recipe: str | None

@@ -22,11 +22,11 @@ from qsft.run_directory import curated_directory
 class Curation:
     """A data-level method and where its data set goes.
 
-    Attributes:
-        method: Name of the method.
-        settings: The method's own settings that were given.
-        options: How the method is run.
-        output_dir: Where the data set goes.
+    Args:
+        method: name of the method.
+        settings: the method's own settings that were given.
+        options: how the method is run.
+        output_dir: where the data set goes.
     """
 
     method: str
@@ -39,8 +39,8 @@ def read_curation(value: Mapping[str, Any], run: str) -> Curation:
     """Return the curation that the key `curate` describes.
 
     Args:
-        value: The key's value, such as {"method": "rft", "num_samples": 8}.
-        run: The output directory of the run, which holds the data set by default.
+        value: the key's value, such as {"method": "rft", "num_samples": 8}.
+        run: the output directory of the run, which holds the data set by default.
     """
     remaining = dict(value)
     if "method" not in remaining:
@@ -69,10 +69,10 @@ def curate_dataset(
     """Run a method over the rows that training would have read, and return the manifest of what it made.
 
     Args:
-        job: The recipe's job.
-        tokenizer: The student's.
-        curation: What to do.
-        train_round: Trains (directory of rows, initial model, output directory), for methods of several rounds.
+        job: the recipe's job.
+        tokenizer: the student's.
+        curation: what to do.
+        train_round: trains (directory of rows, initial model, output directory), for methods of several rounds.
     """
     settings = job.settings
     options = curation.options

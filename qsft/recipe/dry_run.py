@@ -47,7 +47,7 @@ def print_dry_run(job: Job) -> None:
     """Run the checks and print configuration, data, steps, teacher and disk space, in the order they are known.
 
     Raises:
-        ValueError, OSError: What the real run would raise before it needs weights.
+        ValueError, OSError: what the real run would raise before it needs weights.
     """
     check_functions(job)
     takes_kernels(job.args.head_kernel, default_device().type)
@@ -200,7 +200,7 @@ def disk_lines(job: Job, data: TrainingData | None, tokenizer: PreTrainedTokeniz
     """Yield the disk space that cache and checkpoints need.
 
     Raises:
-        OSError: There is less space than they need.
+        OSError: there is less space than they need.
     """
     if is_function_name(job.student):
         yield "needed", f"known after {job.student} has made the model"

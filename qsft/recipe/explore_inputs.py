@@ -33,12 +33,12 @@ from qsft.train.trainer import TargetSFTTrainer
 class ExploreInputs:
     """A student and the documents it is shown on.
 
-    Attributes:
-        model: The student.
-        tokenizer: Its tokenizer.
-        documents: Documents with input_ids and labels, in random order.
-        target: The target.
-        teacher: The cache or the live teacher that the target reads.
+    Args:
+        model: the student.
+        tokenizer: its tokenizer.
+        documents: documents with input_ids and labels, in random order.
+        target: the target.
+        teacher: the cache or the live teacher that the target reads.
     """
 
     model: Any

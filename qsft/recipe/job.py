@@ -25,13 +25,13 @@ DEFAULT_BATCH = 8  # TrainingArguments' per_device_train_batch_size
 class Job:
     """What a recipe means for a number of processes.
 
-    Attributes:
-        recipe: The recipe.
-        settings: The keys that are neither the model's nor the trainer's.
+    Args:
+        recipe: the recipe.
+        settings: the keys that are neither the model's nor the trainer's.
         model: TRL's configuration of the model.
-        args: The configuration of the trainer.
-        processes: Number of processes.
-        target: The target.
+        args: the configuration of the trainer.
+        processes: number of processes.
+        target: the target.
     """
 
     recipe: Recipe
@@ -79,8 +79,8 @@ def configure(recipe: Recipe, processes: int | None = None) -> Job:
     """Return the job that a recipe describes; nothing is loaded, downloaded or trained.
 
     Args:
-        recipe: The recipe.
-        processes: Number of processes to plan for, on no particular device. By default those of this launch, on the
+        recipe: the recipe.
+        processes: number of processes to plan for, on no particular device. By default those of this launch, on the
             device that it trains on.
 
     Raises:
@@ -147,9 +147,9 @@ def split_batch(global_batch: int, per_device: int, processes: int) -> tuple[int
     """Return (batch of each process, accumulation steps), whose product over all processes is the global batch.
 
     Args:
-        global_batch: Sequences per optimizer step.
-        per_device: The largest batch of one process.
-        processes: Number of processes.
+        global_batch: sequences per optimizer step.
+        per_device: the largest batch of one process.
+        processes: number of processes.
 
     >>> split_batch(256, 16, 8)
     (16, 2)

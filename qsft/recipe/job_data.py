@@ -29,7 +29,7 @@ def _use_chat_template(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Set the chat template as TRL's trainer will: from a file, or with the end token from a model.
 
     Raises:
-        ValueError: The student has no tokens for the template.
+        ValueError: the student has no tokens for the template.
     """
     if path.endswith((".jinja", ".j2")) and Path(path).is_file():
         tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
@@ -76,9 +76,9 @@ def load_data(
     The first process of each machine prepares them; the others read its result.
 
     Args:
-        multiple_of: Cut the examples to a multiple of this number.
-        rows: The stored rows, if the caller has them.
-        to_train: Check that TRL can read the rows.
+        multiple_of: cut the examples to a multiple of this number.
+        rows: the stored rows, if the caller has them.
+        to_train: check that TRL can read the rows.
     """
     with job.args.main_process_first(desc="loading data"):
         data = load_training_data(

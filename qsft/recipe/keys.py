@@ -160,7 +160,7 @@ def list_keys(pattern: str = "") -> str:
     """Return the keys whose names or help contain a text, with defaults and help.
 
     Raises:
-        ValueError: There is none.
+        ValueError: there is none.
     """
     from trl import TrlParser
 

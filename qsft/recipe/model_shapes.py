@@ -43,7 +43,7 @@ def student_config(job: Job) -> PretrainedConfig:
     """Return the text configuration of the student; no weights are read.
 
     Raises:
-        ValueError: The student is made by a function, so it has no configuration yet.
+        ValueError: the student is made by a function, so it has no configuration yet.
     """
     name = job.student
     if is_function_name(name):

@@ -41,13 +41,13 @@ PROMPT_TOKENS = 150  # guessed for the paper's data sets: the chat template and 
 class Corpus:
     """The training examples in numbers.
 
-    Attributes:
-        documents: How many there are.
-        longest: Tokens of the longest example after truncation.
-        tokens: Tokens of all examples, prompts included; None where the data cannot be read yet.
-        label_tokens: Label tokens of all examples; None where the data cannot be read yet.
-        most_labels: Label tokens of the example that has most.
-        source: Where the numbers come from; empty when every example was counted.
+    Args:
+        documents: how many there are.
+        longest: tokens of the longest example after truncation.
+        tokens: tokens of all examples, prompts included; None where the data cannot be read yet.
+        label_tokens: label tokens of all examples; None where the data cannot be read yet.
+        most_labels: label tokens of the example that has most.
+        source: where the numbers come from; empty when every example was counted.
     """
 
     documents: int
@@ -66,12 +66,12 @@ class Corpus:
 class Plan:
     """What a recipe needs.
 
-    Attributes:
-        job: The job.
-        config: The student's configuration.
-        corpus: The training examples.
-        memory: Bytes per GPU by strategy.
-        full_logits: Bytes that the logits of all positions would take instead of the fused head.
+    Args:
+        job: the job.
+        config: the student's configuration.
+        corpus: the training examples.
+        memory: bytes per GPU by strategy.
+        full_logits: bytes that the logits of all positions would take instead of the fused head.
     """
 
     job: Job
@@ -162,7 +162,7 @@ def _published_rows(settings: DataSettings) -> tuple[int, str]:
     """Return how many rows a hub data set has: by its metadata, or as published for the paper's.
 
     Raises:
-        OSError: The hub cannot be reached and nothing is known about the data set.
+        OSError: the hub cannot be reached and nothing is known about the data set.
     """
     source = find_source(settings)
     place = (source.hub if source else "") or str(settings.dataset_name)
@@ -251,9 +251,9 @@ def plan_memory(job: Job, config: Any, corpus: Corpus) -> tuple[dict[str, Memory
 class Throughput:
     """Measured or assumed speeds, over all GPUs.
 
-    Attributes:
-        train_tokens: Tokens per second of training, prompts included: `num_tokens` of the log over the time.
-        capture_label_tokens: Label tokens per second of a capture, as its progress line shows them.
+    Args:
+        train_tokens: tokens per second of training, prompts included: `num_tokens` of the log over the time.
+        capture_label_tokens: label tokens per second of a capture, as its progress line shows them.
     """
 
     train_tokens: float | None = None

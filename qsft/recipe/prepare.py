@@ -25,10 +25,10 @@ from qsft.user_functions import import_function, is_function_name
 class PreparedJob:
     """A job whose models exist and whose data is loaded.
 
-    Attributes:
-        job: The job; its models are directories or hub ids.
-        tokenizer: The student's tokenizer.
-        data: The training examples.
+    Args:
+        job: the job; its models are directories or hub ids.
+        tokenizer: the student's tokenizer.
+        data: the training examples.
     """
 
     job: Job

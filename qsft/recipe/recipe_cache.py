@@ -29,7 +29,7 @@ def find_recipe_cache(recipe: Recipe) -> Path:
     """Return the directory of the teacher cache that training a recipe uses, whether it exists or not.
 
     Raises:
-        ValueError: The target reads no cache, or a function that has not run yet makes the teacher or the student.
+        ValueError: the target reads no cache, or a function that has not run yet makes the teacher or the student.
     """
     job = configure(on_this_device(recipe))
     tokenizer = None if is_function_name(job.student) else load_student_tokenizer(job)

@@ -46,13 +46,13 @@ OTHER_NAMES = {
 class Recipe:
     """A recipe's values: checked, flat, overrides applied. A key that is absent has its default.
 
-    Attributes:
-        name: Stem of the file, or "run" without one.
-        path: The file, if any.
-        values: The values by key.
+    Args:
+        name: stem of the file, or "run" without one.
+        path: the file, if any.
+        values: the values by key.
         output_dir: `output_dir` if it is set, or runs/NAME-TARGET with the hyper-parameters of the command line.
-        overrides: The command line.
-        set_aside: Values of the file that do not apply because of an override, such as those of another data set.
+        overrides: the command line.
+        set_aside: values of the file that do not apply because of an override, such as those of another data set.
     """
 
     name: str
@@ -93,11 +93,11 @@ def read_recipe(
 
     Args:
         path_or_name: A file, the name of a packaged recipe, or None for a recipe of options alone.
-        overrides: Words such as `--key value` and `--key=value`.
-        other_options: Names of the command's own options, which are suggested for a misspelled key as well.
+        overrides: words such as `--key value` and `--key=value`.
+        other_options: names of the command's own options, which are suggested for a misspelled key as well.
 
     Raises:
-        FileNotFoundError: There is no such recipe.
+        FileNotFoundError: there is no such recipe.
         ValueError: A key or a value is not valid.
     """
     path = None if path_or_name is None else find_recipe(path_or_name)
@@ -187,7 +187,7 @@ def read_values(path: Path) -> dict[str, Any]:
     """Return the values of a file by key.
 
     Raises:
-        ValueError: The file is not a recipe; the message has the line.
+        ValueError: the file is not a recipe; the message has the line.
     """
     values: dict[str, Any] = {}
     lines: dict[str, str] = {}
@@ -261,9 +261,9 @@ def read_overrides(
     """Return what a command line gives: values by key, and entries of dict keys (--target_kwargs.eta 0.2).
 
     Args:
-        words: The command line.
-        target: The file's target; `--eta 0.2` is an entry of target_kwargs if the target has that hyper-parameter.
-        other_options: What is suggested for a misspelled key besides keys.
+        words: the command line.
+        target: the file's target; `--eta 0.2` is an entry of target_kwargs if the target has that hyper-parameter.
+        other_options: what is suggested for a misspelled key besides keys.
     """
     given, rest = parse_words(words)
     target = str(given.get("target", target))

@@ -14,13 +14,13 @@ from qsft.run_directory import RECIPE_RECORD, run_of
 class RecipeRecord:
     """The recipe that a run was started with.
 
-    Attributes:
-        recipe: Name of the recipe, or "run" for a training given by options alone.
-        target: Name of the target.
-        target_kwargs: Hyper-parameters of the target that were set.
-        eval_tasks: What `qsft eval` measures, if the recipe says so.
-        eval_protocol: How `qsft eval` measures this run: the protocol of its target where the recipe has one.
-        values: Every value of the recipe, with the name of the student in `model_name_or_path`.
+    Args:
+        recipe: name of the recipe, or "run" for a training given by options alone.
+        target: name of the target.
+        target_kwargs: hyper-parameters of the target that were set.
+        eval_tasks: what `qsft eval` measures, if the recipe says so.
+        eval_protocol: how `qsft eval` measures this run: the protocol of its target where the recipe has one.
+        values: every value of the recipe, with the name of the student in `model_name_or_path`.
     """
 
     recipe: str
@@ -45,7 +45,7 @@ def read_recipe_record(path: str | Path) -> RecipeRecord | None:
     None where no recipe made the run.
 
     Raises:
-        ValueError: The file is damaged.
+        ValueError: the file is damaged.
     """
     file = run_of(path) / RECIPE_RECORD
     if not file.is_file():

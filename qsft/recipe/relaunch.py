@@ -40,10 +40,10 @@ def relaunch(config: str, words: Sequence[str]) -> int:
 
     Args:
         config: A file of `accelerate config`, or the name of one in recipes/accelerate/.
-        words: Recipe, keys and the launcher's options.
+        words: recipe, keys and the launcher's options.
 
     Raises:
-        ValueError: There is no such configuration, it needs a library that is not installed, or accelerate already
+        ValueError: there is no such configuration, it needs a library that is not installed, or accelerate already
             launched this process.
     """
     if launched():

@@ -41,8 +41,8 @@ def train(recipe: Recipe, stop: StopRequest | None = None) -> None:
     """Prepare the data, complete the cache, train and save; or stop at a signal with a checkpoint to resume from.
 
     Args:
-        recipe: What to train.
-        stop: Where signals are already handled, what they request.
+        recipe: what to train.
+        stop: where signals are already handled, what they request.
     """
     if stop is None:
         run_until_stopped(lambda stop: train(recipe, stop))
@@ -113,7 +113,7 @@ def check_output_dir(recipe: Recipe) -> None:
     A checkpoint that cannot be resumed from is an error here, before the teacher's cache is built.
 
     Raises:
-        ValueError: The directory has checkpoints of another run, or the requested checkpoint is incomplete; or the
+        ValueError: the directory has checkpoints of another run, or the requested checkpoint is incomplete; or the
             directory is above the current one, or with `overwrite` that one itself.
     """
     output_dir = recipe.output_dir

@@ -9,7 +9,7 @@ Gold = str | int | float | list[str] | tuple[str, ...]
 class Grade:
     """The grade of one response; true when the response is correct.
 
-    Attributes:
+    Args:
         correct: whether the answer is the gold answer.
         lenient: whether it also counts as correct by a more tolerant comparison of numbers.
         answer: the extracted answer in canonical form, which majority votes count; None if none could be extracted.

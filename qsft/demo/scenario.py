@@ -108,6 +108,7 @@ TRAINING: dict[str, Any] = {
     "max_grad_norm": 1.0,
     "bf16": False,
     "gradient_checkpointing": False,
+    "head_tile_mib": 512.0,  # all tokens at a time: another default would sum in another order and change the figures
     "use_cpu": True,
     "save_strategy": "no",
     "logging_strategy": "no",

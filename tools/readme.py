@@ -6,6 +6,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -19,11 +20,11 @@ def targets() -> str:
     from qsft.commands.targets import needs_in_words
     from qsft.targets.table import entries
 
-    lines = ["| name | what it does | γ | π̃ | needs |", "|---|---|---|---|---|"]
+    rows = []
     for target in entries():
         cells = (f"`{target['name']}`", target["summary"], target["γ"], target["π̃"], needs_in_words(target))
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+        rows.append([cell.replace("|", "\\|") for cell in cells])
+    return table(["name", "what it does", "γ", "π̃", "needs"], rows)
 
 
 KINDS = {"peaked": "peaked", "Zipf-like": "Zipf-like", "real": "SmolLM2-135M"}  # of distributions, as in the table
@@ -34,15 +35,15 @@ def sizes() -> str:
     """The table of a cache's size and error, from the figures that the benchmark left."""
     columns = ["encoding", "mean k", "bytes per label token", *(f"KL, {title}" for title in KINDS.values())]
     columns += ["27 M label tokens", "1 B label tokens"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = []
     for name, figures in results("cache")["encodings"].items():
         size = figures["bytes/label token"]
         encoding = ", ".join(f"`{part}`" for part in name.split(", "))
         cells = [encoding, f"{figures['mean k']:.0f}", f"{size:.0f}"]
         cells += [figures[f"KL, {kind}"].replace("e-0", "e-") for kind in KINDS]
         cells += [f"{NUMINA_LABEL_TOKENS * size / 1e9:.1f} GB", f"{size:.0f} GB"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return table(columns, rows)
 
 
 TITLES = {
@@ -57,26 +58,25 @@ FRAMEWORKS = {"TRL": "trl", "axolotl": "axolotl", "ms-swift": "ms-swift"}  # nam
 def peers(shape: str = "smollm-bf16") -> str:
     """The table of other frameworks' losses, from the figures that the benchmark left."""
     head = results("head")
-    lines = ["| loss | time | extra memory |", "|---|---|---|"]
+    rows = []
     for method, figures in head[shape]["methods"].items():
         title = TITLES.get(method, re.sub(r"^qsft (\w+)$", r"qsft `\1`", method))
         for framework, package in FRAMEWORKS.items():
             title = re.sub(rf"^{framework}\b", f"{framework} {head['versions'].get(package)}", title)
-        lines.append(f"| {title} | {figures['of bare matmuls']:.2f} | {figures['extra MB']:,.0f} MiB |")
-    return "\n".join(lines)
+        rows.append([title, f"{figures['of bare matmuls']:.2f}", f"{figures['extra MB']:,.0f} MiB"])
+    return table(["loss", "time", "extra memory"], rows)
 
 
 def tiles() -> str:
     """The table of the time by tokens that are projected at a time, from the figures that the benchmark left."""
     shapes = [entry for entry in results("tiles").values() if "chunks" in entry]
     chunks = [name.removesuffix(" tokens") for name in shapes[0]["chunks"]]
-    lines = [f"| tokens at a time | {' | '.join(chunks)} |", "|---" * (len(chunks) + 1) + "|"]
+    rows = []
     for entry in shapes:
         shape = entry["shape"]
         title = f"N={shape['tokens']}, H={shape['hidden']}, V={shape['vocabulary']:,}, {shape['dtype']}"
-        cells = [f"{figures['of the best']:.2f}" for figures in entry["chunks"].values()]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([title, *(f"{figures['of the best']:.2f}" for figures in entry["chunks"].values())])
+    return table(["tokens at a time", *chunks], rows)
 
 
 DEMO_TITLES = {
@@ -98,8 +98,13 @@ def demo() -> str:
     averages = seeds["averages"]
     errors = seeds["standard_errors"]
     cells = [f"{fmean(averages[label]):.1f} ± {errors[label]:.1f}" for label in DEMO_TITLES]
-    rows = [f"| {' | '.join(row)} |" for row in (DEMO_TITLES.values(), cells)]
-    return "\n".join([rows[0], "|---" * len(cells) + "|", rows[1]])
+    return table(list(DEMO_TITLES.values()), [cells])
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
 
 
 def results(name: str) -> dict:

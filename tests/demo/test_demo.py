@@ -11,6 +11,7 @@ from qsft.demo.foundation import make_models
 from qsft.demo.kept import is_intact
 from qsft.demo.scenario import Scenario
 from qsft.demo.training import Phases
+from qsft.teacher.format.shards import VERSION
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,11 @@ def out(home, tmp_path_factory):
     words = ["demo", "--quick", "--seeds", "2", "--output_dir", str(directory)]
     assert main([*words, "--targets", "target_sft", "cft"]) == 0
     return directory
+
+
+def test_a_cache_of_another_format_is_not_in_the_way(home, out):
+    kept = [path.name.partition("-")[0] for path in (home / "demo").iterdir()]
+    assert set(kept) == {"base", "teacher", f"cache{VERSION}"}
 
 
 def test_results_hold_every_model(out):
